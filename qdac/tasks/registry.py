@@ -1,0 +1,93 @@
+"""Finds a task by name, or by `module:name` for one that lives outside this package."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qdac.errors import UserError, unknown_name
+from qdac.tasks import locomotion
+from qdac.types import Task
+
+
+def task_names() -> list[str]:
+    return list(locomotion.SPECS)
+
+
+def task_summaries() -> dict[str, str]:
+    """Returns one line for each task: what the robot does and which skills are asked for."""
+    return {name: spec.summary for name, spec in locomotion.SPECS.items()}
+
+
+def make_task(name: str | Task, **options: Any) -> Task:
+    """Returns the task called `name`.
+
+    `options` are `backend`, `episode_length` and anything the Brax env takes (`reset_noise_scale`).
+    A name with a colon, `my_module:my_task`, is a `Task`, or a function that returns one and takes
+    the options, in a module that Python can import (the working directory included).
+    """
+    if isinstance(name, Task):
+        return name
+    if ":" in name:
+        task = _import_task(name, options)
+        check_task(task)
+        return task
+    if name not in locomotion.SPECS:
+        raise unknown_name("task", name, locomotion.SPECS, " Your own: --task my_module:my_task.")
+    try:
+        return locomotion.make(name, **options)
+    except TypeError as error:
+        raise UserError(f"task {name!r} does not take these options: {options} ({error})") from error
+
+
+def _import_task(path: str, options: dict[str, Any]) -> Task:
+    module_name, _, attribute = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"task {path!r}: no module {error.name!r}; run where it can be imported or set PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise UserError(f"task {path!r}: module {module_name!r} has no {attribute!r}") from error
+    task = found if isinstance(found, Task) else found(**options)
+    if not isinstance(task, Task):
+        raise UserError(f"task {path!r}: expected a qdac.Task, got {type(task).__name__}")
+    return task
+
+
+def check_task(task: Task) -> None:
+    """Raises a `UserError` that says what is wrong where the parts of a task do not fit together."""
+
+    def expect(what: str, got: Any, expected: Any) -> None:
+        if got != expected:
+            raise UserError(f"task {task.name!r}: {what} should be {expected}, got {got}")
+
+    try:
+        state = jax.eval_shape(task.reset, jax.random.PRNGKey(0))
+        action = jax.ShapeDtypeStruct((task.action_size,), jnp.float32)
+        next_state = jax.eval_shape(task.step, state, action)
+        feature = jax.eval_shape(task.feature, state)
+    except (TypeError, ValueError, AttributeError) as error:
+        line = str(error).splitlines()[0]
+        raise UserError(f"task {task.name!r}: reset, step or feature cannot be traced: {line}") from error
+    expect("state.obs at reset", state.obs.shape, (task.obs_size,))
+    expect("state.obs after step", next_state.obs.shape, (task.obs_size,))
+    expect("state.reward", next_state.reward.shape, ())
+    expect("state.done", next_state.done.shape, ())
+    expect("feature(state)", feature.shape, (task.skill_size,))
+    expect("structure of the state after a step", jax.tree.structure(next_state), jax.tree.structure(state))
+    sample = jax.eval_shape(lambda key: task.skill_space.sample(key, 3), jax.random.PRNGKey(0))
+    expect("skill_space.sample(key, 3)", sample.shape, (3, task.skill_size))
+    for what, value in (("threshold", task.threshold), ("d_eval", task.d_eval)):
+        if not value > 0:
+            raise UserError(f"task {task.name!r}: {what} should be positive, got {value}")
+    if task.episode_length < 1:
+        raise UserError(f"task {task.name!r}: episode_length should be at least 1, got {task.episode_length}")
