@@ -40,6 +40,7 @@ class SkillSpace(Protocol):
     def sample(self, key: Array, num: int) -> Array: ...
     def grid(self) -> np.ndarray: ...
     def normalize(self, skill: Array) -> Array: ...
+    def opposite(self, normalized_skill: Array) -> Array: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,10 @@ class Box:
         low, high = jnp.array(self.low), jnp.array(self.high)
         return 2.0 * (skill - low) / (high - low) - 1.0
 
+    def opposite(self, normalized_skill: Array) -> Array:
+        """Returns the corner farthest from each skill, both in normalized units."""
+        return jnp.where(normalized_skill > 0, -1.0, 1.0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Circle:
@@ -110,6 +115,10 @@ class Circle:
     def normalize(self, skill: Array) -> Array:
         """Returns the skill itself: unit vectors are already in [-1, 1]."""
         return skill
+
+    def opposite(self, normalized_skill: Array) -> Array:
+        """Returns the heading farthest from each heading."""
+        return -normalized_skill
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""Multi-layer perceptrons as plain pytrees, alone or in a stacked ensemble, and the tanh-Gaussian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from qdac.types import Array
+
+MIN_STD = 1e-3
+MLPParams = list[dict[str, Array]]
+
+
+def init_mlp(
+    key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: bool = False, zero_output: bool = False
+) -> MLPParams:
+    """Returns the layers of an MLP with LeCun-uniform kernels and zero biases.
+
+    With `members`, every array has a leading axis: an ensemble that `apply_mlp` evaluates in one go.
+    """
+    lead = (members,) if members else ()
+    params = []
+    for i, (key_layer, fan_in, fan_out) in enumerate(
+        zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:])
+    ):
+        is_output = i == len(sizes) - 2
+        bound = 0.0 if is_output and zero_output else math.sqrt(3.0 / fan_in)
+        layer = {
+            "kernel": jax.random.uniform(key_layer, (*lead, fan_in, fan_out), minval=-bound, maxval=bound),
+            "bias": jnp.zeros((*lead, fan_out)),
+        }
+        if layer_norm and not is_output:
+            layer["scale"] = jnp.ones((*lead, fan_out))
+        params.append(layer)
+    return params
+
+
+def apply_mlp(params: MLPParams, x: Array) -> Array:
+    """Returns the outputs [..., size] for inputs [batch, in], or [members, batch, size] for an ensemble."""
+    if params[0]["kernel"].ndim == 3:
+        return jax.vmap(apply_mlp, in_axes=(0, None))(params, x)
+    for layer in params[:-1]:
+        x = x @ layer["kernel"] + layer["bias"]
+        if "scale" in layer:
+            x = _layer_norm(x) * layer["scale"]
+        x = jax.nn.relu(x)
+    return x @ params[-1]["kernel"] + params[-1]["bias"]
+
+
+def _layer_norm(x: Array) -> Array:
+    """Returns x with zero mean and unit variance over its last axis."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + 1e-5)
+
+
+def tanh_gaussian(outputs: Array) -> tuple[Array, Array]:
+    """Returns mean and standard deviation, before the tanh, from an actor's outputs [..., 2 * action_size]."""
+    mean, raw_std = jnp.split(outputs, 2, axis=-1)
+    return mean, jax.nn.softplus(raw_std) + MIN_STD
+
+
+def sample_tanh_gaussian(outputs: Array, key: Array) -> tuple[Array, Array]:
+    """Returns reparameterised actions in (-1, 1) and their log-probabilities."""
+    mean, std = tanh_gaussian(outputs)
+    noise = jax.random.normal(key, mean.shape)
+    pre_tanh = mean + std * noise
+    log_normal = -0.5 * jnp.square(noise) - jnp.log(std) - 0.5 * math.log(2 * math.pi)
+    log_det = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
+    return jnp.tanh(pre_tanh), (log_normal - log_det).sum(axis=-1)

@@ -1,0 +1,130 @@
+"""What a training run shows of itself: a live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from time import monotonic
+from typing import Self, TextIO
+
+import rich.progress
+from rich.console import Console
+from rich.table import Column
+
+HEADLINES = {
+    "eval/mean_distance": "skill distance {:.3g}",
+    "eval/achieved": "achieved {:.0%}",
+    "eval/mean_return": "return {:.4g}",
+    "train/multiplier": "multiplier {:.3g}",
+}
+"""The metrics shown, and how."""
+
+
+class Progress:
+    """A context manager that shows how far training is and its headline metrics."""
+
+    def __init__(
+        self, total_steps: int, start_step: int = 0, stream: TextIO | None = None, interval: float = 5.0
+    ):
+        """`interval` is the least time in seconds between two plain lines about training steps."""
+        stream = sys.stderr if stream is None else stream
+        self._stream = _ForgivingStream(stream)
+        self._total_steps = total_steps
+        self._start_step = self._step = start_step
+        self._interval = interval
+        self._start_time = monotonic()
+        self._last_line_time = -math.inf
+        self._headlines: dict[str, str] = {}
+        self._bar = None
+        if stream.isatty() and os.environ.get("TERM") != "dumb":
+            self._bar = _make_bar(self._stream)
+            self._bar_task = self._bar.add_task("", total=total_steps, completed=start_step)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, step: int, metrics: Mapping[str, float], is_evaluation: bool = False) -> None:
+        """Shows the step and the headlines among `metrics`; an evaluation always gets its line."""
+        self._step = int(step)
+        for name in HEADLINES.keys() & metrics.keys():
+            self._headlines[name] = HEADLINES[name].format(float(metrics[name]))
+        if self._bar:
+            self._bar.update(self._bar_task, completed=self._step, description=self._status())
+        elif is_evaluation or monotonic() - self._last_line_time >= self._interval:
+            self._last_line_time = monotonic()
+            self.message(self._status())
+
+    def message(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        """Says that `what` is being compiled and then how long it took; not counted in steps/s."""
+        if self._bar:
+            self._bar.update(self._bar_task, description=f"compiling {what}...")
+        else:
+            self.message(f"compiling {what}...")
+        started = monotonic()
+        yield
+        seconds = monotonic() - started
+        self._start_time += seconds
+        self.message(f"compiled {what} in {seconds:.1f} s")
+        if self._bar:
+            self._bar.update(self._bar_task, description=self._status())
+
+    def _status(self) -> str:
+        rate = (self._step - self._start_step) / max(monotonic() - self._start_time, 1e-9)
+        remaining = "?"
+        if rate > 0:
+            seconds = max(self._total_steps - self._step, 0) / rate
+            remaining = str(datetime.timedelta(seconds=round(seconds)))
+        counts = [f"{self._step:,}/{self._total_steps:,} steps", f"{rate:,.0f} steps/s", f"ETA {remaining}"]
+        headlines = [self._headlines[name] for name in HEADLINES if name in self._headlines]
+        return "  ".join(counts + headlines)
+
+
+def _make_bar(stream: _ForgivingStream) -> rich.progress.Progress:
+    return rich.progress.Progress(
+        rich.progress.BarColumn(bar_width=20),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+        ),
+        console=Console(file=stream, force_terminal=True),
+        refresh_per_second=2,
+    )
+
+
+class _ForgivingStream:
+    """A text stream that replaces what its encoding lacks and outlives a terminal that has gone."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()

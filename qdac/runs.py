@@ -1,0 +1,453 @@
+"""Run folders: configuration, metrics, checkpoints and policies on disk.
+
+    config.json          the resolved configuration
+    system.json          package versions, platform, device and JAX flags
+    metrics.csv          what the seed decides: the same seed writes the same bytes
+    timing.csv           what the clock decides
+    checkpoints/<step>/  tensors.safetensors and metadata.json, the newest two
+    policy.safetensors   the trained policy
+    evaluation.json, figures/
+
+Every file but the CSVs appears whole or not at all. What cannot be read or written is a UserError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import errno
+import hashlib
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError, safe_open
+
+from qdac.errors import UserError, unknown_name
+
+FORMAT = 1
+"""The number in every file whose layout may change; a higher one is refused."""
+KEPT_CHECKPOINTS = 2
+CSV_NAMES = ("metrics.csv", "timing.csv")
+
+Tree = Any
+Logger = Callable[[int, Mapping[str, float]], None]
+
+
+def print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def create_run(path: str | Path, config: dict, loggers: tuple[str, ...] = ()) -> Run:
+    """Returns a new run in `path`, which must be empty or not exist; `config` must be JSON."""
+    path = Path(path)
+    _check_loggers(loggers)
+    with _explained(path, "create the run folder", "choose another --out"):
+        path.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(path.iterdir())
+    if not is_empty:
+        raise UserError(
+            f"expected an empty or new folder, but {path} already holds files; "
+            f"continue that run with `qdac train --resume {path}` or choose another --out"
+        )
+    write_json(path / "system.json", system_description())
+    # Last, because a folder with a config.json is a run.
+    write_json(path / "config.json", {"format": FORMAT, "config": config})
+    return open_run(path, loggers)
+
+
+def open_run(path: str | Path, loggers: tuple[str, ...] = ()) -> Run:
+    """Returns the run that `create_run` made in `path`."""
+    path = Path(path)
+    _check_loggers(loggers)
+    config_path = path / "config.json"
+    with _explained(config_path, "read"):
+        if not config_path.is_file():
+            raise UserError(
+                f"{path} is no run folder: it has no config.json; give one that `qdac train` made"
+            )
+        try:
+            saved = _read_json(config_path, {"format", "config"})
+        except ValueError as error:
+            raise UserError(f"{config_path} is damaged ({error}); restore it or start another run") from error
+    _check_format(saved["format"], config_path)
+    start_functions = [_LOGGERS[name][1] for name in loggers]
+    return Run(path, saved["config"], tuple(start(path, saved["config"]) for start in start_functions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder that exists. Made by `create_run` and `open_run`."""
+
+    path: Path
+    config: dict
+    loggers: tuple[Logger, ...] = ()
+
+    def log(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        """Appends a row to metrics.csv and to timing.csv; the first row decides the columns."""
+        texts = [
+            _csv_text(path, step, row) for path, row in zip(self._csv_paths, (metrics, timing), strict=True)
+        ]
+        for path, text in zip(self._csv_paths, texts, strict=True):
+            with _explained(path, "write", num_bytes=len(text)), path.open("a", newline="") as file:
+                file.write(text)
+        for logger in self.loggers:
+            logger(step, {**metrics, **timing})
+
+    def save_checkpoint(self, step: int, tree: Tree, metadata: dict) -> None:
+        """Writes a pytree of arrays, all or nothing, then deletes all but the newest two checkpoints.
+
+        Checkpoints of later steps are deleted too: they are left from before the run was rewound.
+        """
+        tensors = flatten(tree)
+        final = self._checkpoints / f"{step:012d}"
+        partial = self._checkpoints / "partial"
+        replaced = self._checkpoints / f"{final.name}.replaced"
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        with _explained(final, "write the checkpoint", num_bytes=num_bytes):
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                partial.mkdir(parents=True)
+                self._write_checkpoint(partial, step, tensors, metadata)
+                if final.exists():
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    os.replace(final, replaced)
+                os.replace(partial, final)
+                _sync(self._checkpoints)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+            complete = [folder for folder in self._checkpoint_folders() if folder.name.isdigit()]
+            kept = [folder for folder in complete if int(folder.name) <= step][:KEPT_CHECKPOINTS]
+            for folder in self._checkpoint_folders():
+                if folder not in kept:
+                    shutil.rmtree(folder)
+
+    def load_checkpoint(
+        self, template: Tree, warn: Callable[[str], None] = print_warning
+    ) -> tuple[Tree, dict]:
+        """Returns the newest intact checkpoint's tree and its metadata, `step` among it.
+
+        Rewinds the CSVs to the rows they had when it was saved, so that a resumed run continues
+        them exactly. `template` has the names, shapes and dtypes to expect, see `unflatten`.
+        """
+        for folder in self._checkpoint_folders():
+            try:
+                saved = _verified_metadata(folder)
+            except (OSError, ValueError) as error:
+                warn(f"checkpoint {folder} is damaged ({error}); trying the one before it")
+                continue
+            tensors_path = folder / "tensors.safetensors"
+            with _explained(tensors_path, "read"), safe_open(tensors_path, framework="np") as file:
+                tree = _restore(template, file.keys(), file.get_tensor, str(folder))
+            for path in self._csv_paths:
+                _rewind(path, saved["csv_sizes"][path.name], warn)
+            return tree, {**saved["metadata"], "step": saved["step"]}
+        raise UserError(f"no intact checkpoint in {self._checkpoints}; start again with another --out")
+
+    def save_policy(self, tree: Tree, metadata: dict) -> None:
+        """Writes policy.safetensors: a small pytree of arrays and, in its header, JSON metadata."""
+        path = self.path / "policy.safetensors"
+        header = {"qdac_format": str(FORMAT), "metadata": json.dumps(metadata)}
+        data = safetensors.numpy.save(flatten(tree), header)
+        with _explained(path, "write", num_bytes=len(data)):
+            _write_file(path, data)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def _csv_paths(self) -> tuple[Path, ...]:
+        return tuple(self.path / name for name in CSV_NAMES)
+
+    def _checkpoint_folders(self) -> list[Path]:
+        """Returns the checkpoints, newest first, among them any that a killed save was replacing."""
+        with _explained(self._checkpoints, "read"):
+            names = os.listdir(self._checkpoints) if self._checkpoints.exists() else []
+        ours = [name for name in names if re.fullmatch(r"\d{12}(\.replaced)?", name)]
+        return [self._checkpoints / name for name in sorted(ours, reverse=True)]
+
+    def _write_checkpoint(
+        self, folder: Path, step: int, tensors: Mapping[str, np.ndarray], metadata: dict
+    ) -> None:
+        tensors_path = folder / "tensors.safetensors"
+        _save_tensors(tensors_path, tensors)
+        for path in self._csv_paths:
+            if path.exists():
+                _sync(path)
+        saved = {
+            "format": FORMAT,
+            "step": step,
+            "tensors_sha256": _file_sha256(tensors_path),
+            "csv_sizes": {path.name: path.stat().st_size if path.exists() else 0 for path in self._csv_paths},
+            "metadata": metadata,
+        }
+        saved["own_sha256"] = hashlib.sha256(_json_bytes(saved)).hexdigest()
+        _write_file(folder / "metadata.json", _json_bytes(saved))
+        # safetensors leaves its files readable to their owner only.
+        shutil.copymode(folder / "metadata.json", tensors_path)
+        _sync(tensors_path)
+
+
+def read_policy_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
+    """Returns the tensors by name and the metadata of a file that `Run.save_policy` wrote."""
+    path = Path(path)
+    with _explained(path, "read the policy"):
+        try:
+            with safe_open(path, framework="np") as file:
+                header = file.metadata() or {}
+                tensors = file.get_tensors()
+        except SafetensorError as error:
+            raise UserError(
+                f"{path} is no whole safetensors file ({error}); give a policy.safetensors `qdac train` wrote"
+            ) from error
+    if not header.get("qdac_format", "").isdigit():
+        raise UserError(f"{path} holds no qdac policy; give a policy.safetensors `qdac train` wrote")
+    _check_format(int(header["qdac_format"]), path)
+    return tensors, json.loads(header["metadata"])
+
+
+def flatten(tree: Tree) -> dict[str, np.ndarray]:
+    """Returns the leaves by their path in the tree, without copying those already in host memory."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    # safetensors writes the memory as it lies, so the order matters; unlike
+    # np.ascontiguousarray, this keeps arrays without dimensions so.
+    return {jax.tree_util.keystr(path): np.asarray(leaf, order="C") for path, leaf in leaves}
+
+
+def unflatten(template: Tree, tensors: Mapping[str, np.ndarray], source: str) -> Tree:
+    """Returns `tensors` as a tree like `template`, of arrays or ShapeDtypeStructs.
+
+    Where the template has a NumPy array, or a dtype that JAX would narrow, so has the tree; all else
+    becomes a JAX array, with the template's sharding if it has one. A difference is a UserError that
+    names `source`.
+    """
+    return _restore(template, tensors, tensors.__getitem__, source)
+
+
+def config_difference(old: dict, new: dict) -> list[str]:
+    """Returns a line "field: 3 -> 4" for each value in which the configs differ once saved."""
+    old, new = _leaf_values(json.loads(json.dumps(old))), _leaf_values(json.loads(json.dumps(new)))
+    return [
+        f"{field}: {old.get(field, 'absent')} -> {new.get(field, 'absent')}"
+        for field in {**old, **new}
+        if field not in old or field not in new or old[field] != new[field]
+    ]
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Writes `value` as indented JSON, all or nothing."""
+    path = Path(path)
+    data = _json_bytes(value)
+    with _explained(path, "write", num_bytes=len(data)):
+        _write_file(path, data)
+
+
+def system_description() -> dict:
+    """Returns what the results may depend on besides config and seed. Starts the JAX backend."""
+    flags = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
+    packages = {package.name: package.version for package in importlib.metadata.distributions()}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "devices": [device.device_kind for device in jax.devices()],
+        "jax_flags": {flag: getattr(jax.config, flag) for flag in flags},
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "packages": dict(sorted(packages.items())),
+    }
+
+
+def _restore(template: Tree, names: Iterable[str], read: Callable[[str], np.ndarray], source: str) -> Tree:
+    """Returns the tree like `template` of the arrays that `read` gives, one at a time to save memory."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    expected = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    names = set(names)
+    advice = "load it with the configuration it was saved with"
+    for name in [*expected, *sorted(names)]:
+        if name not in names:
+            raise UserError(f"{source} lacks {name}, which was expected; {advice}")
+        if name not in expected:
+            raise UserError(f"{source} holds {name}, which was not expected; {advice}")
+
+    def restore_leaf(name: str, leaf: Any) -> Any:
+        tensor = read(name)
+        if tensor.shape != leaf.shape or tensor.dtype != leaf.dtype:
+            raise UserError(
+                f"{source} holds {name} as {tensor.dtype}{list(tensor.shape)}, "
+                f"expected {leaf.dtype}{list(leaf.shape)}; {advice}"
+            )
+        is_narrowed = jax.dtypes.canonicalize_dtype(tensor.dtype) != tensor.dtype
+        if is_narrowed or isinstance(leaf, (np.ndarray, np.generic)):
+            return tensor
+        return jax.device_put(tensor, getattr(leaf, "sharding", None))
+
+    return jax.tree_util.tree_unflatten(structure, [restore_leaf(*item) for item in expected.items()])
+
+
+def _verified_metadata(folder: Path) -> dict:
+    """Returns a checkpoint's metadata.json; raises OSError or ValueError if any of it is damaged."""
+    saved = _read_json(folder / "metadata.json", {"format", "own_sha256"})
+    own_sha256 = saved.pop("own_sha256")
+    if hashlib.sha256(_json_bytes(saved)).hexdigest() != own_sha256:
+        raise ValueError("metadata.json does not match its checksum")
+    _check_format(saved["format"], folder / "metadata.json")
+    if _file_sha256(folder / "tensors.safetensors") != saved["tensors_sha256"]:
+        raise ValueError("tensors.safetensors does not match its checksum")
+    return saved
+
+
+def _rewind(path: Path, size: int, warn: Callable[[str], None]) -> None:
+    """Cuts a CSV back to `size` bytes."""
+    with _explained(path, "rewind"):
+        current_size = path.stat().st_size if path.exists() else 0
+        if current_size > size:
+            os.truncate(path, size)
+    if current_size < size:
+        warn(f"{path} has {current_size} bytes, {size} when the checkpoint was saved; rows are missing")
+
+
+def _csv_text(path: Path, step: int, row: Mapping[str, float]) -> str:
+    """Returns the lines to append to a CSV: the row, after the header if the file has none yet."""
+    columns = ["step", *row]
+    with _explained(path, "read"):
+        header = []
+        if path.exists():
+            with path.open(newline="") as file:
+                header = next(csv.reader(file), [])
+    if header and header != columns:
+        raise ValueError(f"{path} has the columns {header}, got {columns}")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if not header:
+        writer.writerow(columns)
+    writer.writerow([step, *(repr(float(value)) for value in row.values())])
+    return text.getvalue()
+
+
+def _leaf_values(config: dict, prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested dicts by their dotted path."""
+    values = {}
+    for name, value in config.items():
+        nested = isinstance(value, dict) and value
+        values.update(_leaf_values(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value})
+    return values
+
+
+def _check_format(found: Any, path: Path) -> None:
+    if not isinstance(found, int) or found > FORMAT:
+        raise UserError(f"{path} has format {found!r}, expected at most {FORMAT}; update qdac to read it")
+
+
+@contextlib.contextmanager
+def _explained(
+    path: Path, action: str, advice: str = "check that it exists and is yours to use", num_bytes: int = 0
+) -> Iterator[None]:
+    """Turns what the operating system refuses into a UserError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"disk full: could not {action} {path}, which needs {num_bytes:,} bytes; free some space"
+            ) from error
+        raise UserError(f"could not {action} {path}: {error.strerror or error}; {advice}") from error
+
+
+def _read_json(path: Path, fields: set[str]) -> dict:
+    """Returns the object in a JSON file; ValueError if it is anything else or lacks a field."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict) or not fields <= value.keys():
+        raise ValueError(f"{path.name} lacks {' or '.join(sorted(fields))}")
+    return value
+
+
+def _json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Writes a file, all or nothing."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(data)
+        _sync(partial)
+        os.replace(partial, path)
+        _sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    try:
+        safetensors.numpy.save_file(dict(tensors), path)
+    except SafetensorError as error:
+        # The operating system's errors arrive only as text.
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _start_tensorboard(path: Path, config: dict) -> Logger:
+    writer = importlib.import_module("tensorboardX").SummaryWriter(str(path / "tensorboard"))
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, float(value), step)
+        writer.flush()
+
+    return log
+
+
+def _start_wandb(path: Path, config: dict) -> Logger:
+    name = "-".join(path.resolve().parts[-2:])
+    run = importlib.import_module("wandb").init(
+        project="qdac", id=name, name=name, dir=str(path), config=config, resume="allow"
+    )
+    return lambda step, values: run.log({key: float(value) for key, value in values.items()}, step=step)
+
+
+_LOGGERS = {"tensorboard": ("tensorboardX", _start_tensorboard), "wandb": ("wandb", _start_wandb)}
+"""The package that each optional logger needs, and what starts it."""
+
+
+def _check_loggers(names: tuple[str, ...]) -> None:
+    """Raises a UserError for a logger that is unknown or not installed."""
+    for name in names:
+        if name not in _LOGGERS:
+            raise unknown_name("logger", name, _LOGGERS)
+        package, _ = _LOGGERS[name]
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise UserError(
+                f"the {name} logger needs {package}; install it with `pip install qdac[{name}]`"
+            ) from error

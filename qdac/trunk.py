@@ -1,0 +1,148 @@
+"""The off-policy trunk: collect on all devices, store, update. Shared by every algorithm with a replay.
+
+Envs are sharded over all devices. The learner runs on all of them where they are accelerators, the
+batch sharded; on CPU it runs on one host device, whose matrix products use every core by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from qdac import replay as replay_lib
+from qdac import rollout
+from qdac.device import even_share
+from qdac.errors import UserError
+from qdac.types import Array, Task, Transition
+
+
+class TrunkState(NamedTuple):
+    """Everything a run is made of: saved and restored as a whole."""
+
+    agent: Any
+    replay: replay_lib.Replay
+    episodes: rollout.Episodes
+    key: Array
+    env_steps: np.int64
+
+
+class Trunk:
+    """Runs an off-policy agent (`init`, `explore`, `update`) on a task."""
+
+    def __init__(self, agent: Any, task: Task, devices: list | None = None, learner_devices: list | None = None):
+        self.agent, self.task, self.config = agent, task, agent.config
+        config = self.config
+        devices = even_share(devices or jax.devices(), config.num_envs)
+        if learner_devices is None:
+            learner_devices = devices[:1] if devices[0].platform == "cpu" else devices
+        if config.batch_size % len(learner_devices) or config.num_envs % len(learner_devices):
+            raise UserError(
+                f"batch_size and num_envs should be multiples of the {len(learner_devices)} learner devices, "
+                f"got {config.batch_size} and {config.num_envs}"
+            )
+        self.steps_per_iteration = config.num_envs * config.steps_per_iteration
+        columns = max(config.replay_size // config.num_envs, config.n_step + config.steps_per_iteration)
+        self.capacity = -(-columns // config.steps_per_iteration) * config.steps_per_iteration
+
+        actors, learners = Mesh(np.array(devices), ("envs",)), Mesh(np.array(learner_devices), ("batch",))
+        self.actor_everywhere = NamedSharding(actors, P())
+        self.by_env = NamedSharding(actors, P("envs"))
+        self.learner_everywhere = NamedSharding(learners, P())
+        self.replay_by_env = NamedSharding(learners, P("batch"))
+        self.batch_rows = NamedSharding(learners, P(None, "batch"))
+        self._collect = self._jit_collect(actors, agent.explore)
+        self._collect_uniform = self._jit_collect(actors, self._uniform)
+        self.replay_sharding = replay_lib.Replay(
+            self.replay_by_env, self.learner_everywhere, self.learner_everywhere
+        )
+        self._insert = jax.jit(replay_lib.insert, donate_argnums=0, out_shardings=self.replay_sharding)
+        self._learn = jax.jit(
+            self._insert_and_update, donate_argnums=(0, 1),
+            out_shardings=(self.learner_everywhere, self.replay_sharding, self.learner_everywhere),
+        )
+        self._start = jax.jit(
+            functools.partial(rollout.start_episodes, task, num_envs=config.num_envs), out_shardings=self.by_env
+        )
+        self._init_replay = jax.jit(self._empty_replay, out_shardings=self.replay_sharding)
+
+    def _jit_collect(self, mesh: Mesh, explore: rollout.Explore):
+        def collect(params, episodes):
+            episodes, transitions, stats = rollout.collect(
+                self.task, explore, params, episodes, self.config.steps_per_iteration
+            )
+            return episodes, transitions, jax.tree.map(lambda x: x[None], stats)
+
+        return jax.jit(
+            jax.shard_map(collect, mesh=mesh, in_specs=(P(), P("envs")), out_specs=P("envs"), check_vma=False),
+            donate_argnums=1,
+        )
+
+    def _uniform(self, params: Any, obs: Array, skill: Array, keys: Array) -> Array:
+        del params, skill
+        return jax.vmap(lambda key: jax.random.uniform(key, (self.task.action_size,), minval=-1.0))(keys)
+
+    def _empty_replay(self) -> replay_lib.Replay:
+        task = self.task
+        zeros = lambda *shape: jnp.zeros(shape)  # noqa: E731
+        example = Transition(
+            obs=zeros(task.obs_size), action=zeros(task.action_size), reward=zeros(),
+            feature=zeros(task.skill_size), next_obs=zeros(task.obs_size), terminated=zeros(),
+            truncated=zeros(), skill=zeros(task.skill_size),
+        )
+        return replay_lib.init_replay(example, self.config.num_envs, self.capacity)
+
+    def _insert_and_update(self, agent_state: Any, replay: replay_lib.Replay, steps: Transition, key: Array):
+        """Returns agent and replay after the new steps and one round of updates; metrics are means."""
+        config = self.config
+        replay = replay_lib.insert(replay, steps)
+        key_sample, key_update = jax.random.split(key)
+
+        def draw(key: Array):
+            return replay_lib.sample(replay, key, config.batch_size, config.discount, config.n_step)
+
+        batches = jax.vmap(draw)(jax.random.split(key_sample, config.updates_per_iteration))
+        batches = jax.lax.with_sharding_constraint(batches, self.batch_rows)
+        keys = jax.random.split(key_update, config.updates_per_iteration)
+        agent_state, metrics = jax.lax.scan(
+            lambda state, inputs: self.agent.update(state, *inputs), agent_state, (batches, keys)
+        )
+        return agent_state, replay, jax.tree.map(jnp.mean, metrics)
+
+    def init(self, key: Array) -> TrunkState:
+        """Returns the state of a new run."""
+        key_agent, key_episodes, key = jax.random.split(key, 3)
+        agent_state = jax.jit(self.agent.init, out_shardings=self.learner_everywhere)(key_agent)
+        return TrunkState(agent_state, self._init_replay(), self._start(key_episodes), key, np.int64(0))
+
+    def place(self, state: TrunkState) -> TrunkState:
+        """Returns a restored state on the devices it belongs to."""
+        return TrunkState(
+            agent=jax.device_put(state.agent, self.learner_everywhere),
+            replay=jax.device_put(state.replay, self.replay_sharding),
+            episodes=jax.device_put(state.episodes, self.by_env),
+            key=jax.device_put(state.key),
+            env_steps=np.int64(state.env_steps),
+        )
+
+    def iterate(self, state: TrunkState) -> tuple[TrunkState, dict[str, Array], rollout.EpisodeStats]:
+        """Returns the state after one round of collection and updates, the update metrics (none while
+        warming up) and the episodes that ended. Consumes `state`: its buffers are reused."""
+        is_warmup = state.env_steps < self.config.warmup_steps
+        is_uniform = is_warmup and self.config.uniform_warmup
+        actor = jax.device_put(self.agent.policy_params(state.agent), self.actor_everywhere)
+        collect = self._collect_uniform if is_uniform else self._collect
+        episodes, steps, stats = collect(actor, state.episodes)
+        steps = jax.device_put(steps, self.replay_by_env)
+        if is_warmup or not self.config.updates_per_iteration:
+            agent_state, replay, metrics, key = state.agent, self._insert(state.replay, steps), {}, state.key
+        else:
+            key, key_learn = jax.random.split(state.key)
+            agent_state, replay, metrics = self._learn(state.agent, state.replay, steps, key_learn)
+        env_steps = state.env_steps + self.steps_per_iteration
+        return TrunkState(agent_state, replay, episodes, key, env_steps), metrics, stats
