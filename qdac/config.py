@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from qdac.agents import get_algorithm, get_preset
-from qdac.errors import UserError
-from qdac.tasks import make_task
+from qdac.errors import UserError, unknown_name
+from qdac.runs import config_difference
 from qdac.types import Task
+
+CHANGEABLE = ("steps", "max_minutes", "checkpoint_minutes", "loggers")
+"""Fields that may change when a run is resumed: they have no part in what it learned or logged so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,44 +24,57 @@ class TrainConfig:
     task: str
     """Task; `qdac tasks` lists them, `my_module:my_task` is your own."""
     preset: str
-    """The named configuration that the fields below start from."""
+    """The named configuration that all other options start from; `qdac algos` lists them."""
     agent: Any
-    """The algorithm's hyper-parameters."""
+    """Hyper-parameters of the algorithm, with the values of the preset."""
     seed: int = 0
     """Decides every random number of the run."""
     steps: int = 0
-    """Env steps in all."""
+    """Env steps in all, rounded up to whole iterations. May change when a run is resumed."""
     max_minutes: float = 0.0
-    """Stop, save and finish after this much wall time; 0 for no limit. `--resume` can go on."""
+    """Stop, save and finish after this much training time, counted over all resumptions; 0 for no
+    limit. May change when a run is resumed."""
     backend: str | None = None
-    """Physics backend of Brax: spring (the tasks' default), positional, generalized, mjx."""
+    """Physics backend of Brax: spring (the tasks' own), positional, generalized or mjx."""
     episode_length: int | None = None
-    """Time limit of an episode in env steps; the task's own if not given."""
-    num_evaluations: int = 20
-    """Evaluations during training, and rows of metrics.csv, spread evenly over the steps."""
+    """Time limit of an episode in env steps, if not the task's own."""
+    eval_interval: int = 0
+    """Env steps between two evaluations, each a row of metrics.csv; 0 for a twentieth of `steps`. The
+    first comes after the first update, one more when training ends."""
     eval_skills: int = 128
     """Skills of the grid executed in each of them, once each."""
     checkpoint_minutes: float = 10.0
-    """Wall time between checkpoints."""
+    """Time between checkpoints; has no influence on the results. May change when a run is resumed."""
     loggers: tuple[str, ...] = ()
-    """Optional extras besides metrics.csv: tensorboard, wandb."""
+    """Optional extras besides metrics.csv: tensorboard, wandb. May change when a run is resumed."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "num_evaluations", "eval_skills"):
+        for name in ("steps", "eval_skills"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} should be at least 1, got {getattr(self, name)}")
-        for name in ("max_minutes", "checkpoint_minutes", "seed"):
-            if getattr(self, name) < 0:
+        for name in ("seed", "max_minutes", "eval_interval", "checkpoint_minutes"):
+            if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        if self.episode_length is not None and self.episode_length < 1:
+            raise UserError(f"episode_length should be at least 1, got {self.episode_length}")
+
+    def resolved(self) -> TrainConfig:
+        """Returns the config with everything that depends on other fields written out."""
+        return dataclasses.replace(self, eval_interval=self.eval_interval or max(1, self.steps // 20))
 
     def make_task(self) -> Task:
+        """Returns the task, with the options that were given."""
+        from qdac.tasks import make_task  # Brax takes seconds to import, and --help needs none of it.
+
         options = {"backend": self.backend, "episode_length": self.episode_length}
         return make_task(self.task, **{name: value for name, value in options.items() if value is not None})
 
     def make_agent(self, task: Task) -> Any:
+        """Returns the algorithm for the task: an agent, which is also its `Policy`."""
         return get_algorithm(self.algo).make_agent(self.agent, task)
 
     def to_dict(self) -> dict:
+        """Returns plain values for JSON; `from_dict` gives the config back."""
         return dataclasses.asdict(self)
 
 
@@ -67,19 +84,39 @@ def default_config(algo: str = "qdac", task: str = "walker2d_feet_contact", pres
     return TrainConfig(algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps)
 
 
-def with_overrides(config: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
+def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """Returns the config with fields of the run or of the algorithm, by their plain names, replaced."""
-    agent_fields = {field.name for field in dataclasses.fields(config.agent)}
-    run_fields = {field.name for field in dataclasses.fields(config)} - {"agent"}
+    of_agent = {field.name for field in dataclasses.fields(config.agent)}
+    of_run = {field.name for field in dataclasses.fields(config)} - {"agent"}
     for name in overrides:
-        if name not in agent_fields | run_fields:
-            raise UserError(f"unknown config field {name!r}; known: {', '.join(sorted(agent_fields | run_fields))}")
-    agent = dataclasses.replace(config.agent, **{k: v for k, v in overrides.items() if k in agent_fields})
-    return dataclasses.replace(config, agent=agent, **{k: v for k, v in overrides.items() if k in run_fields})
+        if name not in of_agent | of_run:
+            raise unknown_name("config field", name, of_agent | of_run)
+    values = _with_tuples(overrides)
+    agent = dataclasses.replace(config.agent, **{name: values[name] for name in of_agent & values.keys()})
+    return dataclasses.replace(config, agent=agent, **{name: values[name] for name in of_run & values.keys()})
 
 
-def from_dict(saved: dict) -> TrainConfig:
+def from_dict(saved: Mapping[str, Any]) -> TrainConfig:
     """Returns the config that `to_dict` gave, after a trip through JSON."""
-    agent_class = type(get_preset(saved["algo"], "paper").config)
-    agent = agent_class(**{**saved["agent"], "hidden_sizes": tuple(saved["agent"]["hidden_sizes"])})
-    return TrainConfig(**{**saved, "agent": agent, "loggers": tuple(saved["loggers"])})
+    try:
+        presets = get_algorithm(saved["algo"]).presets
+        agent_class = type(next(iter(presets.values())).config)
+        return TrainConfig(**_with_tuples({**saved, "agent": agent_class(**_with_tuples(saved["agent"]))}))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"the saved configuration is not one of this version of qdac: {error}") from error
+
+
+def check_resumable(saved: TrainConfig, new: TrainConfig) -> None:
+    """Raises a UserError that names the fields in which `new` may not differ from a run's config."""
+    kept = {name: getattr(saved, name) for name in CHANGEABLE}
+    difference = config_difference(saved.to_dict(), dataclasses.replace(new, **kept).to_dict())
+    if difference:
+        raise UserError(
+            f"a resumed run keeps its configuration, but this differs: {'; '.join(difference)}. "
+            f"Leave that out (only {', '.join(CHANGEABLE)} may change) or start another run"
+        )
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values with lists, which JSON and users write, as the tuples that configs hold."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""What a training run shows of itself: a live bar on a terminal, plain lines anywhere else."""
+"""What a run shows of itself: a live bar on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -28,14 +28,20 @@ class Progress:
     """A context manager that shows how far training is and its headline metrics."""
 
     def __init__(
-        self, total_steps: int, start_step: int = 0, stream: TextIO | None = None, interval: float = 5.0
+        self, total_steps: int, start_step: int = 0, stream: TextIO | None = None, interval: float = 5.0,
+        unit: str = "steps", max_seconds: float = math.inf,
     ):
-        """`interval` is the least time in seconds between two plain lines about training steps."""
+        """`interval` is the least time in seconds between two plain lines about training steps.
+
+        `max_seconds` is when it will stop at the latest, from now.
+        """
         stream = sys.stderr if stream is None else stream
         self._stream = _ForgivingStream(stream)
         self._total_steps = total_steps
         self._start_step = self._step = start_step
         self._interval = interval
+        self._unit = unit
+        self._end_time = monotonic() + max_seconds
         self._start_time = monotonic()
         self._last_line_time = -math.inf
         self._headlines: dict[str, str] = {}
@@ -91,9 +97,11 @@ class Progress:
         rate = (self._step - self._start_step) / max(monotonic() - self._start_time, 1e-9)
         remaining = "?"
         if rate > 0:
-            seconds = max(self._total_steps - self._step, 0) / rate
-            remaining = str(datetime.timedelta(seconds=round(seconds)))
-        counts = [f"{self._step:,}/{self._total_steps:,} steps", f"{rate:,.0f} steps/s", f"ETA {remaining}"]
+            seconds = min((self._total_steps - self._step) / rate, self._end_time - monotonic())
+            remaining = str(datetime.timedelta(seconds=round(max(seconds, 0))))
+        counts = [
+            f"{self._step:,}/{self._total_steps:,} {self._unit}", f"{rate:,.0f} {self._unit}/s", f"ETA {remaining}"
+        ]
         headlines = [self._headlines[name] for name in HEADLINES if name in self._headlines]
         return "  ".join(counts + headlines)
 

@@ -6,7 +6,7 @@
     timing.csv           what the clock decides
     checkpoints/<step>/  tensors.safetensors and metadata.json, the newest two
     policy.safetensors   the trained policy
-    evaluation.json, figures/
+    evaluation.csv, evaluation.json, figures/
 
 Every file but the CSVs appears whole or not at all. What cannot be read or written is a UserError.
 """
@@ -65,7 +65,7 @@ def create_run(path: str | Path, config: dict, loggers: tuple[str, ...] = ()) ->
         )
     write_json(path / "system.json", system_description())
     # Last, because a folder with a config.json is a run.
-    write_json(path / "config.json", {"format": FORMAT, "config": config})
+    _write_config(path, config)
     return open_run(path, loggers)
 
 
@@ -88,6 +88,10 @@ def open_run(path: str | Path, loggers: tuple[str, ...] = ()) -> Run:
     return Run(path, saved["config"], tuple(start(path, saved["config"]) for start in start_functions))
 
 
+def _write_config(path: Path, config: dict) -> None:
+    write_json(path / "config.json", {"format": FORMAT, "config": config})
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run folder that exists. Made by `create_run` and `open_run`."""
@@ -95,6 +99,10 @@ class Run:
     path: Path
     config: dict
     loggers: tuple[Logger, ...] = ()
+
+    def save_config(self, config: dict) -> None:
+        """Writes config.json anew, for a run that goes on with another budget."""
+        _write_config(self.path, config)
 
     def log(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Appends a row to metrics.csv and to timing.csv; the first row decides the columns."""
@@ -134,6 +142,15 @@ class Run:
             for folder in self._checkpoint_folders():
                 if folder not in kept:
                     shutil.rmtree(folder)
+
+    def start_over(self) -> bool:
+        """Returns whether there is no checkpoint, not even a damaged one; removes the rows if so."""
+        if self._checkpoint_folders():
+            return False
+        for path in self._csv_paths:
+            with _explained(path, "remove"):
+                path.unlink(missing_ok=True)
+        return True
 
     def load_checkpoint(
         self, template: Tree, warn: Callable[[str], None] = print_warning

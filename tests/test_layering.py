@@ -13,8 +13,9 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"__main__"},
     {"cli"},
     {"demo", "bench"},
-    {"train"},
-    {"evaluate", "report"},
+    {"training"},
+    {"evaluation"},
+    {"report"},
     {"config"},
     {"agents"},
     {"trunk"},
@@ -177,8 +178,8 @@ def test_nothing_is_pickled(package):
 def test_the_checks_see_what_they_look_for(tmp_path):
     sources = {
         "__init__": "from . import types",
-        "types": "def f():\n    from qdac import train",
-        "train": "import qdac.types\nfrom qdac import __version__",
+        "types": "def f():\n    from qdac import training",
+        "training": "import qdac.types\nfrom qdac import __version__",
         "nets": "from .replay import Buffer",
         "stray": "",
         "agents/__init__": '"""Not for Ant alone."""\nfrom . import qdac',

@@ -55,6 +55,8 @@ class Config:
     """Repeat every mini-batch with fresh uniform skills, as the paper does."""
     normalize_features: bool = True
     """Work in units where the skill space is [-1, 1] (the threshold stays in the task's units)."""
+    shared_critics: bool = False
+    """Each head of Q and psi shares its hidden layers: one network with 1 + skill_size outputs."""
     average_heads: bool = False
     """Critics output (1 - discount) times the sums they stand for: numbers of order 1, not 100."""
     huber_scale: float = 1e-3
@@ -88,6 +90,16 @@ class Config:
         for name in ("updates_per_iteration", "warmup_steps", "max_gradient_norm", "initial_threshold"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        if bool(self.initial_threshold) != bool(self.threshold_updates) or self.threshold_updates < 0:
+            raise UserError(
+                "initial_threshold and threshold_updates go together, both positive or both 0, "
+                f"got {self.initial_threshold} and {self.threshold_updates}"
+            )
+        if self.warmup_steps < self.num_envs * (self.n_step - self.steps_per_iteration):
+            raise UserError(
+                f"warmup_steps should fill a window of {self.n_step} steps of {self.num_envs} envs, "
+                f"got {self.warmup_steps}"
+            )
         if not 0 <= self.discount < 1:
             raise UserError(f"discount should be in [0, 1), got {self.discount}")
         if not 0 < self.target_rate <= 1:
@@ -98,9 +110,9 @@ class Config:
 
 class State(NamedTuple):
     params: dict[str, Params]
-    """actor, critic, successor, multiplier, log_temperature."""
+    """actor, critic, successor (unless the critics share), multiplier, log_temperature."""
     target: dict[str, Params]
-    """Slow copies of critic and successor."""
+    """Slow copies of the critics."""
     optimizer: Any
     num_updates: Array
 
@@ -114,7 +126,7 @@ def pseudo_huber(difference: Array, scale: float) -> Array:
 
 
 def multiplier_loss(logit: Array, skill_distance: Array, threshold: Array) -> Array:
-    """Eq. 4 (lagrange-obj): cross-entropy towards 1 where the skill is not executed, 0 where it is."""
+    """Eq. 5: cross-entropy towards 1 where the skill is not executed, 0 where it is."""
     violated = (skill_distance > threshold).astype(logit.dtype)
     return optax.sigmoid_binary_cross_entropy(logit, violated).mean()
 
@@ -129,7 +141,7 @@ def critic_target(
 def successor_target(
     feature: Array, discount: Array, next_successor: Array, terminated: Array, death: Array
 ) -> Array:
-    """Eq. 2 (sf-bellman): Bellman target of psi with the mean of the two target heads [2, batch, size].
+    """Eq. 2: Bellman target of psi with the mean of the two target heads [2, batch, size].
 
     `death` stands in for the successor features of whatever follows a termination.
     """
@@ -144,7 +156,7 @@ def bellman_loss(prediction: Array, target: Array) -> Array:
 def actor_loss(
     value: Array, distance: Array, multiplier: Array, temperature: Array, log_prob: Array
 ) -> Array:
-    """Negated actor objective, Eq. 3 (actor-obj) with SAC's entropy term."""
+    """Negated actor objective: Eq. 4 with SAC's entropy term."""
     objective = (1.0 - multiplier) * value - multiplier * distance - temperature * log_prob
     return -objective.mean()
 
@@ -168,9 +180,9 @@ class QDAC:
         """The task's units in one unit of the critics."""
         self.output_scale = 1.0 - config.discount if config.average_heads else 1.0
         """What the critics' outputs are multiples of, for a sum of 1."""
-        groups = {"actor": config.learning_rate, "critic": config.learning_rate,
-                  "successor": config.learning_rate, "multiplier": config.learning_rate,
-                  "log_temperature": config.temperature_learning_rate}
+        self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
+        groups = dict.fromkeys(("actor", "multiplier", *self.critic_names), config.learning_rate)
+        groups["log_temperature"] = config.temperature_learning_rate
         clip = (optax.clip_by_global_norm(config.max_gradient_norm),) if config.max_gradient_norm else ()
         self.optimizer = optax.partition(
             {name: optax.chain(*clip, optax.adam(rate)) for name, rate in groups.items()},
@@ -180,21 +192,19 @@ class QDAC:
     def init(self, key: Array) -> State:
         """Returns fresh networks, their targets and optimisers."""
         config, task = self.config, self.task
-        key_actor, key_critic, key_successor, key_multiplier = jax.random.split(key, 4)
+        key_actor, key_multiplier, *keys_critics = jax.random.split(key, 4)
         state_size = task.obs_size + task.skill_size
-        pair_size = state_size + task.action_size
         hidden = config.hidden_sizes
-        norm = config.layer_norm
         params = {
             "actor": nets.init_mlp(key_actor, (state_size, *hidden, 2 * task.action_size)),
-            "critic": nets.init_mlp(key_critic, (pair_size, *hidden, 1), members=2, layer_norm=norm),
-            "successor": nets.init_mlp(
-                key_successor, (pair_size, *hidden, task.skill_size), members=2, layer_norm=norm
-            ),
             "multiplier": nets.init_mlp(key_multiplier, (state_size, *hidden, 1)),
             "log_temperature": jnp.log(config.initial_temperature),
         }
-        target = {name: jax.tree.map(jnp.copy, params[name]) for name in ("critic", "successor")}
+        outputs = (1 + task.skill_size,) if config.shared_critics else (1, task.skill_size)
+        for name, key_critic, output_size in zip(self.critic_names, keys_critics, outputs):
+            sizes = (state_size + task.action_size, *hidden, output_size)
+            params[name] = nets.init_mlp(key_critic, sizes, members=2, layer_norm=config.layer_norm)
+        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names}
         return State(params, target, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def policy_params(self, state: State) -> Params:
@@ -220,10 +230,20 @@ class QDAC:
         noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
         return jnp.tanh(mean + std * noise)
 
+    def opposite(self, skill: Array) -> Array:
+        """Returns the skill farthest from each skill in the task's units, in units of the critics."""
+        space = self.task.skill_space
+        farthest = space.opposite(space.normalize(skill))
+        if self.config.normalize_features:
+            return farthest
+        low, high = jnp.array(space.low), jnp.array(space.high)
+        origin = space.normalize(low)
+        return low + (farthest - origin) * (high - low) / (space.normalize(high) - origin)
+
     def threshold(self, num_updates: Array) -> Array:
         """Returns delta for the multiplier's labels: the task's, or on its way there."""
         config = self.config
-        if not (config.initial_threshold and config.threshold_updates):
+        if not config.initial_threshold:
             return jnp.asarray(self.task.threshold)
         remaining = jnp.clip(1.0 - num_updates / config.threshold_updates, 0.0, 1.0)
         return self.task.threshold * config.initial_threshold**remaining
@@ -231,8 +251,9 @@ class QDAC:
     def critics(self, params: dict[str, Params], obs: Array, action: Array, skill: Array) -> tuple[Array, Array]:
         """Returns Q [2, batch] and psi [2, batch, skill_size] of both heads, in units of the outputs."""
         inputs = jnp.concatenate([obs, action, skill], axis=-1)
-        value = nets.apply_mlp(params["critic"], inputs)[..., 0]
-        return value, nets.apply_mlp(params["successor"], inputs)
+        outputs = [nets.apply_mlp(params[name], inputs) for name in self.critic_names]
+        both = jnp.concatenate(outputs, axis=-1)
+        return both[..., 0], both[..., 1:]
 
     def losses(
         self, params: dict[str, Params], target: dict[str, Params], threshold: Array, batch: Batch, key: Array
@@ -257,7 +278,7 @@ class QDAC:
         value_target = critic_target(
             scale * batch.reward, batch.discount, next_value, scale * fixed(temperature), fixed(next_log_prob)
         )
-        death = scale / (1.0 - config.discount) * self.task.skill_space.opposite(skill)
+        death = scale / (1.0 - config.discount) * self.opposite(batch.skill)
         feature_sum = self.normalize_sum(batch)
         feature_target = successor_target(
             scale * feature_sum, batch.discount, next_successor,

@@ -41,7 +41,7 @@ def make_task(name: str | Task, **options: Any) -> Task:
         raise unknown_name("task", name, locomotion.SPECS, " Your own: --task my_module:my_task.")
     try:
         return locomotion.make(name, **options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"task {name!r} does not take these options: {options} ({error})") from error
 
 
@@ -57,7 +57,12 @@ def _import_task(path: str, options: dict[str, Any]) -> Task:
         ) from error
     except AttributeError as error:
         raise UserError(f"task {path!r}: module {module_name!r} has no {attribute!r}") from error
-    task = found if isinstance(found, Task) else found(**options)
+    if isinstance(found, Task) and options:
+        raise UserError(f"task {path!r} is a ready-made Task and takes no options, got {options}; give a function")
+    try:
+        task = found if isinstance(found, Task) else found(**options)
+    except TypeError as error:
+        raise UserError(f"task {path!r} could not be made with options {options}: {error}") from error
     if not isinstance(task, Task):
         raise UserError(f"task {path!r}: expected a qdac.Task, got {type(task).__name__}")
     return task

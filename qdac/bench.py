@@ -1,0 +1,214 @@
+"""How close to the machine's limits training runs: every figure and what it is compared to, in one run.
+
+Machines are noisy, so both sides of every ratio are measured in turns and the best of each counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from qdac import replay as replay_lib
+from qdac.config import default_config
+from qdac.tasks import make_task
+from qdac.trunk import Trunk
+
+RAW_ENVS = 256
+RAW_STEPS = 20
+SMALL_REPLAY = 10_000
+LARGE_REPLAY = 1_000_000
+
+
+def run(
+    task: str = "walker2d_feet_contact", preset: str = "laptop", seconds: float = 8.0,
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Returns the speed of collection, update and training for a task, each beside its limit.
+
+    `seconds` is spent on each comparison. Collection is compared with plain Brax, an update with the
+    machine's matrix-multiply peak, training with what collection and updates take on their own.
+    """
+    made = make_task(task)
+    algorithm = default_config("qdac", task, preset)
+    config = dataclasses.replace(algorithm.agent, replay_size=LARGE_REPLAY, warmup_steps=0)
+    agent = algorithm.make_agent(made)
+    agent = type(agent)(config, made)
+    trunk = Trunk(agent, made)
+
+    report(f"compiling {task} …")
+    state = trunk.init(jax.random.PRNGKey(0))
+    state = _fill(trunk, state)
+    state, _, _ = trunk.iterate(state)
+    jax.block_until_ready(state.agent)
+    first_step_seconds = time.time() - psutil.Process().create_time()
+
+    report("collection beside plain Brax …")
+    collect = _Collection(trunk, state)
+    raw_time, collect_time = _in_turns((_raw_brax(made), collect), seconds)
+    raw_rate = RAW_ENVS * RAW_STEPS / raw_time
+    collect_rate = trunk.steps_per_iteration / collect_time
+
+    report("updates beside matrix multiplication …")
+    updates = {}
+    for width in (256, 512):
+        sized = dataclasses.replace(config, hidden_sizes=(width, width), batch_size=256)
+        updates[f"update_{width}"] = _update_beside_peak(type(agent)(sized, made), trunk, state.replay, seconds)
+    own = _update_beside_peak(agent, trunk, state.replay, seconds)
+
+    report("training beside its parts, and a small replay beside a large one …")
+    training = _Training(trunk, collect.state(state))
+    update_round = _UpdateRound(agent, trunk, training.state.replay)
+    train_time, collect_time, round_time = _in_turns((training, _Collection(trunk, training.state, copy=True),
+                                                     update_round), 2 * seconds)
+    limit_time = collect_time + round_time
+    small_trunk = Trunk(type(agent)(dataclasses.replace(config, replay_size=SMALL_REPLAY), made), made)
+    small = _Training(small_trunk, small_trunk.iterate(small_trunk.init(jax.random.PRNGKey(0)))[0])
+    large_time, small_time = _in_turns((training, small), seconds)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {
+        "task": task,
+        "preset": preset,
+        "devices": [device.device_kind for device in jax.devices()],
+        "cores": psutil.cpu_count(),
+        "first_step_seconds": round(first_step_seconds, 1),
+        "raw_brax_steps_per_second": round(raw_rate),
+        "collection_steps_per_second": round(collect_rate),
+        "collection_over_raw_brax": round(collect_rate / raw_rate, 2),
+        **updates,
+        "update": own,
+        "env_steps_per_second": round(trunk.steps_per_iteration / train_time),
+        "updates_per_second": round(config.updates_per_iteration / train_time, 1),
+        "limit_env_steps_per_second": round(trunk.steps_per_iteration / limit_time),
+        "training_over_limit": round(limit_time / train_time, 3),
+        "large_replay_over_small": round(large_time / small_time, 3),
+        "peak_memory_bytes": peak_bytes,
+    }
+
+
+def _in_turns(functions: tuple[Callable[[], Any], ...], seconds: float) -> list[float]:
+    """Returns the least time of each function, after a call to compile, all run in turns."""
+    for function in functions:
+        jax.block_until_ready(function())
+    best = [float("inf")] * len(functions)
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while time.perf_counter() < end or rounds < 3:
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            jax.block_until_ready(function())
+            best[i] = min(best[i], time.perf_counter() - start)
+        rounds += 1
+    return best
+
+
+def _fill(trunk: Trunk, state: Any) -> Any:
+    """Returns the state with a replay that counts as full, all its pages touched."""
+    storage = jax.tree.map(lambda x: x + jnp.ones((), x.dtype) * 1e-3, state.replay.storage)
+    storage = storage._replace(terminated=storage.terminated * 0, truncated=storage.truncated * 0)
+    storage = jax.device_put(storage, trunk.replay_by_env)
+    return state._replace(replay=state.replay._replace(storage=storage, size=jnp.asarray(trunk.capacity, jnp.int32)))
+
+
+def _raw_brax(task: Any) -> Callable[[], Any]:
+    """Returns a function that takes RAW_STEPS steps of RAW_ENVS envs the plain way, on one device."""
+    env = getattr(task.env, "env", task.env)
+    device = jax.devices()[0]
+    keys = jax.device_put(jax.random.split(jax.random.PRNGKey(0), RAW_ENVS), device)
+    step = jax.jit(jax.vmap(env.step))
+    holder = {"state": jax.jit(jax.vmap(env.reset))(keys)}
+    action = jax.device_put(
+        jax.random.uniform(jax.random.PRNGKey(1), (RAW_ENVS, env.action_size), minval=-1.0), device
+    )
+
+    def steps() -> Any:
+        for _ in range(RAW_STEPS):
+            holder["state"] = step(holder["state"], action)
+        return holder["state"]
+
+    return steps
+
+
+class _Collection:
+    """One round of collection, going on from call to call."""
+
+    def __init__(self, trunk: Trunk, state: Any, copy: bool = False):
+        self.trunk = trunk
+        self.actor = jax.device_put(trunk.agent.policy_params(state.agent), trunk.actor_everywhere)
+        self.actor = jax.tree.map(jnp.copy, self.actor)
+        self.episodes = jax.tree.map(jnp.copy, state.episodes) if copy else state.episodes
+
+    def __call__(self) -> Any:
+        self.episodes, steps, _ = self.trunk._collect(self.actor, self.episodes)
+        return steps
+
+    def state(self, state: Any) -> Any:
+        """Returns the training state with the episodes as they are now."""
+        return state._replace(episodes=self.episodes)
+
+
+class _Training:
+    """One round of training as `qdac train` runs it, going on from call to call."""
+
+    def __init__(self, trunk: Trunk, state: Any):
+        self.trunk, self.state = trunk, state
+
+    def __call__(self) -> Any:
+        self.state, metrics, stats = self.trunk.iterate(self.state)
+        return jax.device_get((metrics, stats))
+
+
+class _UpdateRound:
+    """As many updates as a training round has, on one batch drawn before: floating-point work alone."""
+
+    def __init__(self, agent: Any, trunk: Trunk, replay: Any, num: int = 0):
+        config = agent.config
+        self.num = num or config.updates_per_iteration
+        key = jax.random.PRNGKey(0)
+        self.batch = jax.jit(
+            lambda replay: replay_lib.sample(replay, key, config.batch_size, config.discount, config.n_step)
+        )(replay)
+        self.state = jax.jit(agent.init, out_shardings=trunk.learner_everywhere)(key)
+        self.keys = jax.random.split(key, self.num)
+        self.agent = agent
+
+        def updates(state: Any, batch: Any, keys: Any) -> Any:
+            return jax.lax.scan(lambda state, key: agent.update(state, batch, key), state, keys)
+
+        self.compiled = jax.jit(updates, donate_argnums=0).lower(self.state, self.batch, self.keys).compile()
+
+    def __call__(self) -> Any:
+        self.state, metrics = self.compiled(self.state, self.batch, self.keys)
+        return metrics
+
+    def floating_point_operations(self) -> float:
+        """Returns the operations of one update, as XLA counts them."""
+        one = jax.jit(self.agent.update).lower(self.state, self.batch, self.keys[0]).compile()
+        return float(one.cost_analysis()["flops"])
+
+
+def _update_beside_peak(agent: Any, trunk: Trunk, replay: Any, seconds: float) -> dict[str, Any]:
+    """Returns one update's time and rate beside the peak of a large matrix product in the same minute."""
+    update = _UpdateRound(agent, trunk, replay, num=8)
+    size = 2048
+    matrix = jax.device_put(np.ones((size, size), np.float32), trunk.learner_everywhere)
+    multiply = jax.jit(lambda a: a @ a)
+    peak_time, update_time = _in_turns((lambda: multiply(matrix), update), seconds)
+    peak = 2 * size**3 / peak_time / 1e9
+    rate = update.floating_point_operations() * update.num / update_time / 1e9
+    return {
+        "hidden_sizes": list(agent.config.hidden_sizes),
+        "rows": agent.config.batch_size * (2 if agent.config.relabel else 1),
+        "ms": round(1e3 * update_time / update.num, 2),
+        "gflops": round(rate, 1),
+        "peak_gflops": round(peak, 1),
+        "share_of_peak": round(rate / peak, 3),
+    }
