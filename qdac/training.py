@@ -105,8 +105,7 @@ class Training:
         """Goes back to the run's newest intact checkpoint, or to the start if it has none yet."""
         if run.start_over():
             return
-        template = jax.eval_shape(self.trainer.init, jax.random.PRNGKey(0))
-        tree, metadata = run.load_checkpoint(template)
+        tree, metadata = run.load_checkpoint(self.trainer.template())
         self.state = self.trainer.place(tree)
         self.means = Means(metadata["means"])
         self.start_time -= metadata["wall_seconds"]

@@ -120,6 +120,10 @@ class Trunk:
         agent_state = jax.jit(self.agent.init, out_shardings=self.learner_everywhere)(key_agent)
         return TrunkState(agent_state, self._init_replay(), self._start(key_episodes), key, np.int64(0))
 
+    def template(self) -> TrunkState:
+        """Returns the shapes and dtypes of a state, for `Run.load_checkpoint`."""
+        return jax.eval_shape(self.init, jax.random.PRNGKey(0))._replace(env_steps=np.int64(0))
+
     def place(self, state: TrunkState) -> TrunkState:
         """Returns a restored state on the devices it belongs to."""
         return TrunkState(

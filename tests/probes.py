@@ -54,9 +54,9 @@ class Clock:
 
 def clock_task(lifetime: float = np.inf, **fields: Any) -> Task:
     """Returns the task whose feature is the time, with skills in [0, 4]."""
-    clock = Clock(lifetime)
-    fields = {"skill_space": Box((0.0,), (4.0,), (4,)), "threshold": 0.25, "d_eval": 0.5} | fields
-    return Task(name="clock", env=clock, feature_fn=clock.feature, **fields)
+    clock = fields.pop("env", None) or Clock(lifetime)
+    defaults = {"name": "clock", "env": clock, "feature_fn": clock.feature, "threshold": 0.25, "d_eval": 0.5}
+    return Task(**defaults | {"skill_space": Box((0.0,), (4.0,), (4,))} | fields)
 
 
 class Dial:

@@ -1,0 +1,319 @@
+"""The `qdac` command: words to configurations and calls, numbers to text. No logic of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from qdac.agents import ALGORITHMS
+from qdac.config import TrainConfig, default_config
+from qdac.errors import UserError, suggestion, unknown_name
+from qdac.types import Box, SkillSpace
+
+# What imports Brax or matplotlib is imported by the verbs that need it: --help should not wait for them.
+
+Parsed = TypeVar("Parsed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(TrainConfig):
+    """Train a policy.
+
+    The preset decides what is not given; whole numbers may be written 2e6. The run folder gets the
+    resolved config.json, system.json, metrics.csv and timing.csv, checkpoints/, policy.safetensors
+    and figures/. Ctrl-C saves and stops; `qdac train --resume RUN` goes on where it stopped and ends
+    with the same weights and rows as a run that never stopped.
+    """
+
+    out: Path | None = None
+    """Folder of the new run, if not runs/<task>/<algo>-s<seed>-<time>."""
+    resume: Path | None = None
+    """Folder of a run to go on with, in place of a new one. It keeps its configuration; only --steps,
+    --max-minutes, --checkpoint-minutes and --loggers may change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Execute the skills of a trained policy and score them as the paper does.
+
+    Every skill of the task's grid is executed with deterministic actions, each rollout from a fresh
+    reset. Writes evaluation.csv (one row a rollout), evaluation.json (the scores) and figures/ into
+    the run folder.
+    """
+
+    policy: tyro.conf.Positional[Path]
+    """Run folder, or a policy.safetensors file (which writes nothing unless --out is given)."""
+    rollouts: int = 10
+    """Rollouts of each skill."""
+    seed: int = 0
+    """Decides the resets."""
+    task: str | None = None
+    """The task that the policy is expected to be of; another is an error."""
+    out: Path | None = None
+    """Folder for the files, if not the run folder."""
+    json: bool = False
+    """Print the scores as one JSON object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measure speed on this machine: collection, updates, and training, each beside its limit."""
+
+    task: str = "walker2d_feet_contact"
+    """Task to measure with."""
+    preset: str = "laptop"
+    """Preset of qdac to measure with."""
+    seconds: float = 8.0
+    """Time for each comparison."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """Train a small agent for some minutes, evaluate it, draw what it learned, and say what to see."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """List the tasks: what the robot does, its skills, the threshold delta and d_eval."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Algos:
+    """List the algorithms and their presets."""
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 0, or 128 + the signal that stopped the training."""
+    parsed = parse(Train, "train", arguments, _train_defaults(arguments))
+    if parsed.resume and parsed.out:
+        raise UserError(f"--resume goes on in its own folder {parsed.resume}; leave out --out")
+    config = TrainConfig(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(TrainConfig)})
+
+    from qdac.training import resume_training, start_training
+
+    if parsed.resume:
+        outcome = resume_training(parsed.resume, config)
+    else:
+        outcome = start_training(config, parsed.out)
+    print(f"{outcome.reason} at env step {outcome.step:,}", file=sys.stderr)
+    if outcome.signal:
+        print(f"all is saved; go on with: qdac train --resume {outcome.path}", file=sys.stderr)
+        return 128 + outcome.signal
+    print(f"evaluate it with: qdac evaluate {outcome.path}", file=sys.stderr)
+    return 0
+
+
+def _train_defaults(arguments: Sequence[str]) -> Train:
+    """Returns what the options start from: the preset of the algorithm, or the run to be resumed."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--algo", "--task", "--preset", "--resume"):
+        first.add_argument(name, default=argparse.SUPPRESS)
+    try:
+        given, _ = first.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
+    chosen = vars(given)
+    if "resume" in chosen:
+        from qdac.training import saved_config
+
+        return Train(**vars(saved_config(chosen["resume"])))
+    return Train(**vars(default_config(**chosen)))
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parsed = parse(Evaluate, "evaluate", arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        from qdac import evaluation
+
+        policy = evaluation.load(parsed.policy, parsed.task)
+        result = evaluation.evaluate(policy, parsed.rollouts, parsed.seed)
+        out = parsed.out or (parsed.policy if parsed.policy.is_dir() else None)
+        written = evaluation.save_evaluation(result, policy.task, out) if out else []
+    scores = result.summary
+    if parsed.json:
+        print(json.dumps(scores))
+    else:
+        _print_values(scores)
+        for path in written:
+            print(path)
+    return 0
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parsed = parse(Bench, "bench", arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        from qdac.bench import run
+
+        measured = run(parsed.task, parsed.preset, parsed.seconds, report=print)
+    if parsed.json:
+        print(json.dumps(measured))
+    else:
+        _print_values(measured)
+    return 0
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parse(Demo, "demo", arguments)
+    from qdac.demo import run
+
+    return run()
+
+
+def tasks(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parse(Tasks, "tasks", arguments)
+    from qdac.tasks.locomotion import SPECS
+
+    for name, spec in SPECS.items():
+        print(f"{name}\n    {spec.summary}.")
+        print(f"    skills {_describe(spec.skill_space)}; threshold {spec.threshold:g}, d_eval {spec.d_eval:g}")
+    print("Your own: --task my_module:my_task, see examples/point_mass.py")
+    return 0
+
+
+def _describe(space: SkillSpace) -> str:
+    """Returns the bounds and the evaluation grid of a skill space in words."""
+    grid = " x ".join(map(str, space.grid_shape))
+    if not isinstance(space, Box):
+        return f"headings as (cos, sin), {grid} evaluated"
+    ranges = list(dict.fromkeys(f"[{low:g}, {high:g}]" for low, high in zip(space.low, space.high, strict=True)))
+    bounds = " x ".join(ranges) if len(ranges) > 1 else ranges[0] + (f"^{space.size}" if space.size > 1 else "")
+    return f"{bounds}, {grid} evaluated"
+
+
+def algos(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parse(Algos, "algos", arguments)
+    for name, algorithm in ALGORITHMS.items():
+        print(textwrap.fill(f"{name}: {algorithm.summary}", 100, subsequent_indent="    "))
+        for preset_name, preset in algorithm.presets.items():
+            print(f"    --preset {preset_name:<8} {preset.summary} ({preset.steps:,} env steps)")
+    return 0
+
+
+VERBS: dict[str, tuple[type, Callable[[Sequence[str]], int]]] = {
+    "train": (Train, train),
+    "evaluate": (Evaluate, evaluate),
+    "demo": (Demo, demo),
+    "tasks": (Tasks, tasks),
+    "algos": (Algos, algos),
+    "bench": (Bench, bench),
+}
+
+
+def usage() -> str:
+    """Returns what `qdac --help` prints."""
+    summaries = {name: (options.__doc__ or "").splitlines()[0] for name, (options, _) in VERBS.items()}
+    verbs = "\n".join(f"  qdac {name:<9} {summary}" for name, summary in summaries.items())
+    return f"""\
+Quality-Diversity Actor-Critic: one policy, many skills.
+
+{verbs}
+
+`qdac VERB --help` explains the options of each. For example:
+
+  qdac train --task walker2d_feet_contact --preset debug --out RUN
+  qdac evaluate RUN
+"""
+
+
+def parse(
+    options: type[Parsed], verb: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP
+) -> Parsed:
+    """Returns the options that the arguments give; a UserError of one line where they do not fit."""
+    complaints = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaints):
+            parsed, unknown = tyro.cli(
+                options, prog=f"qdac {verb}", args=arguments, default=default, return_unknown_args=True,
+                config=(tyro.conf.OmitArgPrefixes,), registry=REGISTRY,
+            )
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise UserError(_first_paragraph(complaints.getvalue())) from error
+    if unknown:
+        agent_fields = dataclasses.fields(default.agent) if isinstance(default, TrainConfig) else ()
+        fields = (*dataclasses.fields(options), *agent_fields)
+        known = [f"--{field.name.replace('_', '-')}" for field in fields]
+        wrong = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+        raise UserError(f"unknown option {wrong!r}{suggestion(wrong, known)} See qdac {verb} --help")
+    return parsed
+
+
+def _first_paragraph(box: str) -> str:
+    """Returns the message of the frame that tyro draws around an error, as one line."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
+    rules = [number for number, line in enumerate(lines) if not line.strip("─")]
+    return " ".join(lines[: rules[0]] if rules else lines)
+
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _whole_number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Returns how an int is read: 2000000, 2_000_000 or 2e6."""
+    if info.type is not int:
+        return None
+
+    def read(words: list[str]) -> int:
+        with contextlib.suppress(ValueError):
+            return int(words[0])
+        with contextlib.suppress(ValueError):
+            if float(words[0]).is_integer():
+                return int(float(words[0]))
+        raise ValueError(f"expected a whole number such as 2000 or 2e6, got {words[0]!r}")
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1, metavar="INT", instance_from_str=read, str_from_instance=lambda number: [str(number)],
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+    )
+
+
+def _print_values(values: dict[str, Any]) -> None:
+    width = max(map(len, values))
+    for name, value in values.items():
+        print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Returns the exit code of a command line: 2 after an error that the user can put right."""
+    warnings.filterwarnings("ignore", message="Brax System, piplines and environments")
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return 0
+    try:
+        if arguments[0] not in VERBS:
+            raise unknown_name("verb", arguments[0], VERBS, " See qdac --help.")
+        _, verb = VERBS[arguments[0]]
+        return verb(arguments[1:])
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+def main() -> None:
+    """Runs the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
