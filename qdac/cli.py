@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import sys
 import textwrap
 import warnings
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from qdac.agents import ALGORITHMS
 from qdac.config import TrainConfig, default_config
@@ -62,7 +64,7 @@ class Evaluate:
     """The task that the policy is expected to be of; another is an error."""
     out: Path | None = None
     """Folder for the files, if not the run folder."""
-    json: bool = False
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the scores as one JSON object."""
 
 
@@ -76,7 +78,7 @@ class Bench:
     """Preset of qdac to measure with."""
     seconds: float = 8.0
     """Time for each comparison."""
-    json: bool = False
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print one JSON object."""
 
 
@@ -100,7 +102,8 @@ def train(arguments: Sequence[str]) -> int:
     parsed = parse(Train, "train", arguments, _train_defaults(arguments))
     if parsed.resume and parsed.out:
         raise UserError(f"--resume goes on in its own folder {parsed.resume}; leave out --out")
-    config = TrainConfig(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(TrainConfig)})
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    config = TrainConfig(**{name: getattr(parsed, name) for name in names})
 
     from qdac.training import resume_training, start_training
 
@@ -142,14 +145,11 @@ def evaluate(arguments: Sequence[str]) -> int:
         policy = evaluation.load(parsed.policy, parsed.task)
         result = evaluation.evaluate(policy, parsed.rollouts, parsed.seed)
         out = parsed.out or (parsed.policy if parsed.policy.is_dir() else None)
-        written = evaluation.save_evaluation(result, policy.task, out) if out else []
-    scores = result.summary
-    if parsed.json:
-        print(json.dumps(scores))
-    else:
-        _print_values(scores)
-        for path in written:
-            print(path)
+        if out:
+            evaluation.save_evaluation(result, policy.task, out)
+    _print_values(result.summary, parsed.json)
+    if out:
+        print(f"written to {out}: evaluation.csv, evaluation.json, figures/", file=sys.stderr)
     return 0
 
 
@@ -160,10 +160,7 @@ def bench(arguments: Sequence[str]) -> int:
         from qdac.bench import run
 
         measured = run(parsed.task, parsed.preset, parsed.seconds, report=print)
-    if parsed.json:
-        print(json.dumps(measured))
-    else:
-        _print_values(measured)
+    _print_values(measured, parsed.json)
     return 0
 
 
@@ -181,8 +178,8 @@ def tasks(arguments: Sequence[str]) -> int:
     from qdac.tasks.locomotion import SPECS
 
     for name, spec in SPECS.items():
-        print(f"{name}\n    {spec.summary}.")
-        print(f"    skills {_describe(spec.skill_space)}; threshold {spec.threshold:g}, d_eval {spec.d_eval:g}")
+        print(f"{name}\n    {spec.summary}.\n    skills {_describe(spec.skill_space)};", end=" ")
+        print(f"threshold {spec.threshold:g}, d_eval {spec.d_eval:g}")
     print("Your own: --task my_module:my_task, see examples/point_mass.py")
     return 0
 
@@ -192,8 +189,7 @@ def _describe(space: SkillSpace) -> str:
     grid = " x ".join(map(str, space.grid_shape))
     if not isinstance(space, Box):
         return f"headings as (cos, sin), {grid} evaluated"
-    ranges = list(dict.fromkeys(f"[{low:g}, {high:g}]" for low, high in zip(space.low, space.high, strict=True)))
-    bounds = " x ".join(ranges) if len(ranges) > 1 else ranges[0] + (f"^{space.size}" if space.size > 1 else "")
+    bounds = " x ".join(f"[{low:g}, {high:g}]" for low, high in zip(space.low, space.high, strict=True))
     return f"{bounds}, {grid} evaluated"
 
 
@@ -203,7 +199,8 @@ def algos(arguments: Sequence[str]) -> int:
     for name, algorithm in ALGORITHMS.items():
         print(textwrap.fill(f"{name}: {algorithm.summary}", 100, subsequent_indent="    "))
         for preset_name, preset in algorithm.presets.items():
-            print(f"    --preset {preset_name:<8} {preset.summary} ({preset.steps:,} env steps)")
+            limit = f", at most {preset.max_minutes:g} minutes" if preset.max_minutes else ""
+            print(f"    --preset {preset_name:<8} {preset.summary} ({preset.steps:,} env steps{limit})")
     return 0
 
 
@@ -261,14 +258,14 @@ def _first_paragraph(box: str) -> str:
     """Returns the message of the frame that tyro draws around an error, as one line."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
     rules = [number for number, line in enumerate(lines) if not line.strip("─")]
-    return " ".join(lines[: rules[0]] if rules else lines)
+    return " ".join(lines[: rules[0]] if rules else lines).removeprefix("Error parsing ")
 
 
-REGISTRY = tyro.constructors.ConstructorRegistry()
+REGISTRY = ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
-def _whole_number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """Returns how an int is read: 2000000, 2_000_000 or 2e6."""
     if info.type is not int:
         return None
@@ -281,13 +278,16 @@ def _whole_number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
                 return int(float(words[0]))
         raise ValueError(f"expected a whole number such as 2000 or 2e6, got {words[0]!r}")
 
-    return tyro.constructors.PrimitiveConstructorSpec(
+    return PrimitiveConstructorSpec(
         nargs=1, metavar="INT", instance_from_str=read, str_from_instance=lambda number: [str(number)],
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
     )
 
 
-def _print_values(values: dict[str, Any]) -> None:
+def _print_values(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values))
+        return
     width = max(map(len, values))
     for name, value in values.items():
         print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
@@ -306,6 +306,9 @@ def run(arguments: Sequence[str]) -> int:
         return verb(arguments[1:])
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except BrokenPipeError:  # Who reads the output, such as `head`, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:

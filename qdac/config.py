@@ -39,8 +39,8 @@ class TrainConfig:
     episode_length: int | None = None
     """Time limit of an episode in env steps, if not the task's own."""
     eval_interval: int = 0
-    """Env steps between two evaluations, each a row of metrics.csv; 0 for a twentieth of `steps`. The
-    first comes after the first update, one more when training ends."""
+    """Env steps between two evaluations, each a row of metrics.csv; 0 for a twentieth of `steps`, but at
+    most 500,000. The first comes after the first update, one more when training ends."""
     eval_skills: int = 128
     """Skills of the grid executed in each of them, once each."""
     checkpoint_minutes: float = 10.0
@@ -60,7 +60,8 @@ class TrainConfig:
 
     def resolved(self) -> TrainConfig:
         """Returns the config with everything that depends on other fields written out."""
-        return dataclasses.replace(self, eval_interval=self.eval_interval or max(1, self.steps // 20))
+        interval = self.eval_interval or min(max(self.steps // 20, 1), 500_000)
+        return dataclasses.replace(self, eval_interval=interval)
 
     def make_task(self) -> Task:
         """Returns the task, with the options that were given."""
@@ -78,10 +79,15 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
 
-def default_config(algo: str = "qdac", task: str = "walker2d_feet_contact", preset: str = "laptop") -> TrainConfig:
+def default_config(
+    algo: str = "qdac", task: str = "walker2d_feet_contact", preset: str = "laptop"
+) -> TrainConfig:
     """Returns a preset of an algorithm for a task."""
     found = get_preset(algo, preset)
-    return TrainConfig(algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps)
+    return TrainConfig(
+        algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps,
+        max_minutes=found.max_minutes,
+    )
 
 
 def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -10,8 +10,8 @@ def configure() -> None:
     """Sets up JAX for this process; must run before JAX first touches a device.
 
     XLA's CPU backend runs one program on one thread for the small kernels of a physics step, so the
-    host is presented as one device a core and envs are sharded over them. A user's own XLA_FLAGS or
-    cache folder win.
+    host is presented as one device a core and envs are sharded over them. A user's own XLA_FLAGS and
+    cache settings win.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
@@ -23,7 +23,8 @@ def configure() -> None:
     import jax
 
     jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
     jax.config.update("jax_default_matmul_precision", "highest")
 
 

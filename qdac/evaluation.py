@@ -40,8 +40,8 @@ class Evaluator:
         self.everywhere, self.by_rollout = NamedSharding(mesh, P()), NamedSharding(mesh, P("rollouts"))
         self._execute = jax.jit(
             jax.shard_map(
-                lambda params, skills, keys: rollout.execute(task, policy, params, skills, keys),
-                mesh=mesh, in_specs=(P(), P("rollouts"), P("rollouts")), out_specs=P("rollouts"), check_vma=False,
+                lambda params, skills, keys: rollout.execute(task, policy, params, skills, keys), mesh=mesh,
+                in_specs=(P(), P("rollouts"), P("rollouts")), out_specs=P("rollouts"), check_vma=False,
             )
         )
 
@@ -57,9 +57,10 @@ class Evaluator:
         params = jax.device_put(params, self.everywhere)
         total = len(skills) * num_rollouts
         padded = -(-total // self.chunk_size) * self.chunk_size
-        # Neighbouring skills live equally long: keeping them together lets a chunk of short episodes end early.
+        # Neighbouring skills live equally long: together, a chunk of short episodes ends early.
         asked = np.resize(np.repeat(skills, num_rollouts, axis=0), (padded, skills.shape[1]))
-        keys = np.asarray(jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(padded)))
+        fold_in = jax.vmap(jax.random.fold_in, (None, 0))
+        keys = np.asarray(fold_in(jax.random.PRNGKey(seed), jnp.arange(padded)))
         chunks = []
         for start in range(0, padded, self.chunk_size):
             rows = slice(start, start + self.chunk_size)
@@ -94,7 +95,7 @@ class TrainedPolicy:
         obs, skill = jnp.asarray(obs, jnp.float32), jnp.asarray(skill, jnp.float32)
         for name, array, size in (("obs", obs, self.task.obs_size), ("skill", skill, self.task.skill_size)):
             if array.shape[-1:] != (size,):
-                raise UserError(f"{name} should have {size} numbers in its last axis, got {list(array.shape)}")
+                raise UserError(f"{name} should be [{size}] or [..., {size}], got {list(array.shape)}")
         return self._act(self.params, obs, skill)
 
     @functools.cached_property
@@ -103,8 +104,10 @@ class TrainedPolicy:
         def act(params: Params, obs: Array, skill: Array) -> Array:
             batch = jnp.broadcast_shapes(obs.shape[:-1], skill.shape[:-1])
             num = math.prod(batch)
-            rows = [jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(num, x.shape[-1]) for x in (obs, skill)]
-            _, action = self.policy.step(params, self.policy.initial_carry(num), *rows)
+            obs, skill = (
+                jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(num, x.shape[-1]) for x in (obs, skill)
+            )
+            _, action = self.policy.step(params, self.policy.initial_carry(num), obs, skill)
             return action.reshape(*batch, self.task.action_size)
 
         return act
@@ -181,7 +184,8 @@ def evaluate(
     """
     if rollouts < 1:
         raise UserError(f"rollouts should be at least 1, got {rollouts}")
-    skills = np.atleast_2d(np.asarray(policy.task.skill_space.grid() if skills is None else skills, np.float32))
+    skills = policy.task.skill_space.grid() if skills is None else skills
+    skills = np.atleast_2d(np.asarray(skills, np.float32))
     if skills.shape[1:] != (policy.task.skill_size,):
         raise UserError(f"skills should be [num, {policy.task.skill_size}], got {list(skills.shape)}")
     total = len(skills) * rollouts

@@ -65,7 +65,10 @@ class Progress:
         for name in HEADLINES.keys() & metrics.keys():
             self._headlines[name] = HEADLINES[name].format(float(metrics[name]))
         if self._bar:
-            self._bar.update(self._bar_task, completed=self._step, description=self._status())
+            last_step = self._last_step(self._rate())
+            self._bar.update(
+                self._bar_task, completed=self._step, total=last_step, description=self._status()
+            )
         elif is_evaluation or monotonic() - self._last_line_time >= self._interval:
             self._last_line_time = monotonic()
             self.message(self._status())
@@ -93,14 +96,24 @@ class Progress:
         if self._bar:
             self._bar.update(self._bar_task, description=self._status())
 
+    def _rate(self) -> float:
+        return (self._step - self._start_step) / max(monotonic() - self._start_time, 1e-9)
+
+    def _last_step(self, rate: float) -> float:
+        """Returns the step it will end at: the last one, or the one it will have reached when time is up."""
+        if rate <= 0:
+            return self._total_steps
+        return min(self._total_steps, self._step + rate * max(self._end_time - monotonic(), 0.0))
+
     def _status(self) -> str:
-        rate = (self._step - self._start_step) / max(monotonic() - self._start_time, 1e-9)
-        remaining = "?"
+        rate, remaining = self._rate(), "?"
         if rate > 0:
-            seconds = min((self._total_steps - self._step) / rate, self._end_time - monotonic())
-            remaining = str(datetime.timedelta(seconds=round(max(seconds, 0))))
+            seconds = max(self._last_step(rate) - self._step, 0) / rate
+            remaining = str(datetime.timedelta(seconds=round(seconds)))
         counts = [
-            f"{self._step:,}/{self._total_steps:,} {self._unit}", f"{rate:,.0f} {self._unit}/s", f"ETA {remaining}"
+            f"{self._step:,}/{self._total_steps:,} {self._unit}",
+            f"{rate:,.0f} {self._unit}/s",
+            f"ETA {remaining}",
         ]
         headlines = [self._headlines[name] for name in HEADLINES if name in self._headlines]
         return "  ".join(counts + headlines)

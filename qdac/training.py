@@ -94,9 +94,10 @@ class Training:
         return time.monotonic() - self.start_time
 
     def is_row_due(self) -> bool:
-        """Returns whether the last iteration reached another multiple of the interval, once there are updates.
+        """Returns whether the last iteration reached another multiple of the interval.
 
-        It does not depend on the budget, so that a run with a larger one has the same rows.
+        The budget has no part in it: a run with a larger one has the same rows. Nor has the warm-up,
+        which would have a row without losses.
         """
         interval, before = self.config.eval_interval, self.step - self.trainer.steps_per_iteration
         return self.num_updates > 0 and self.step // interval > before // interval
@@ -112,7 +113,7 @@ class Training:
         self.saved_step = self.step
 
     def save(self, run: Run) -> None:
-        """Writes the policy and, unless this very step has one, a checkpoint. What is not finite is not saved."""
+        """Writes the policy and, unless this very step has one, a checkpoint; nothing that is not finite."""
         self.check_finite(_not_finite({"agent": self.state.agent, "replay": self.state.replay}), run)
         origin = {
             "task": self.config.task, "algo": self.config.algo, "env_steps": self.step,
@@ -129,11 +130,11 @@ class Training:
     def check_finite(self, broken: list[str], run: Run) -> None:
         """Raises a UserError if anything is broken."""
         if broken:
-            kept = "no checkpoint was due yet" if self.saved_step < 0 else f"step {self.saved_step:,} is saved"
             more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+            kept = f"step {self.saved_step:,} is saved" if self.saved_step >= 0 else "nothing is saved yet"
             raise UserError(
-                f"not finite at env step {self.step:,}: {', '.join(broken[:3])}{more}; training stopped, {kept} in "
-                f"{run.path}. Try a lower --learning-rate or --max-gradient-norm 1 in another run"
+                f"not finite at env step {self.step:,}: {', '.join(broken[:3])}{more}; training stopped, "
+                f"{kept} in {run.path}. Try a lower --learning-rate or --max-gradient-norm 1 in another run"
             )
 
     def iterate(self, run: Run, progress: Progress) -> None:
@@ -277,7 +278,7 @@ def default_out(config: TrainConfig) -> Path:
 
 
 def _introduce(config: TrainConfig, run: Run, changes: list[str]) -> None:
-    """Says on stderr what is about to run, with a table of what was changed from the preset or the saved run."""
+    """Says on stderr what is about to run, and what was changed from the preset or the saved run."""
     devices = jax.devices()
     lines = [
         f"{config.algo} on {config.task}, preset {config.preset}, seed {config.seed}, "

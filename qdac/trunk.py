@@ -61,7 +61,10 @@ class Trunk:
         self.replay_sharding = replay_lib.Replay(
             self.replay_by_env, self.learner_everywhere, self.learner_everywhere
         )
-        self._insert = jax.jit(replay_lib.insert, donate_argnums=0, out_shardings=self.replay_sharding)
+        self._insert = jax.jit(
+            self._observe_and_insert, donate_argnums=(0, 1),
+            out_shardings=(self.learner_everywhere, self.replay_sharding),
+        )
         self._learn = jax.jit(
             self._insert_and_update, donate_argnums=(0, 1),
             out_shardings=(self.learner_everywhere, self.replay_sharding, self.learner_everywhere),
@@ -97,10 +100,13 @@ class Trunk:
         )
         return replay_lib.init_replay(example, self.config.num_envs, self.capacity)
 
+    def _observe_and_insert(self, agent_state: Any, replay: replay_lib.Replay, steps: Transition):
+        return self.agent.observe(agent_state, steps.obs), replay_lib.insert(replay, steps)
+
     def _insert_and_update(self, agent_state: Any, replay: replay_lib.Replay, steps: Transition, key: Array):
         """Returns agent and replay after the new steps and one round of updates; metrics are means."""
         config = self.config
-        replay = replay_lib.insert(replay, steps)
+        agent_state, replay = self._observe_and_insert(agent_state, replay, steps)
         key_sample, key_update = jax.random.split(key)
 
         def draw(key: Array):
@@ -144,7 +150,8 @@ class Trunk:
         episodes, steps, stats = collect(actor, state.episodes)
         steps = jax.device_put(steps, self.replay_by_env)
         if is_warmup or not self.config.updates_per_iteration:
-            agent_state, replay, metrics, key = state.agent, self._insert(state.replay, steps), {}, state.key
+            agent_state, replay = self._insert(state.agent, state.replay, steps)
+            metrics, key = {}, state.key
         else:
             key, key_learn = jax.random.split(state.key)
             agent_state, replay, metrics = self._learn(state.agent, state.replay, steps, key_learn)

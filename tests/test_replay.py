@@ -17,11 +17,10 @@ sample = jax.jit(replay_lib.sample, static_argnames=("num", "discount", "n_step"
 def stream(num_envs: int, times: range) -> Transition:
     """Returns transitions [num_envs, len(times), ...] whose every field says which env and time it is of."""
     env, time = np.meshgrid(np.arange(num_envs, dtype=np.float32), np.array(times, np.float32), indexing="ij")
-    zeros = np.zeros_like(time)
     return Transition(
         obs=np.stack([env, time], -1), action=np.stack([env, time], -1), reward=time,
         feature=(100 * env + time)[..., None], next_obs=np.stack([env, time + 1], -1),
-        terminated=zeros, truncated=zeros, skill=env[..., None],
+        terminated=np.zeros_like(time), truncated=np.zeros_like(time), skill=env[..., None],
     )  # fmt: skip
 
 

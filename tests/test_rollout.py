@@ -114,12 +114,12 @@ def test_episode_stats_are_sums_over_the_episodes_that_ended():
     """An episode of three steps: return 1 + 2 + 3, mean feature (0 + 1 + 2) / 3; calls cut some in two."""
     steps, _, stats = collected(lifetime=3)
     for call, num_ended in enumerate((1, 1, 2)):
-        count = NUM_ENVS * num_ended
-        assert (stats[call].count, stats[call].total_reward, stats[call].length) == (count, 6 * count, 3 * count)
+        count, sums = NUM_ENVS * num_ended, stats[call]
+        assert (sums.count, sums.total_reward, sums.length) == (count, 6 * count, 3 * count)
         rows = slice(call * STEPS, (call + 1) * STEPS)
         distances = np.abs(1.0 - steps.skill[:, rows, 0]) * steps.terminated[:, rows]
-        np.testing.assert_allclose(stats[call].distance, distances.sum(), rtol=1e-6)
-        assert stats[call].is_finite
+        np.testing.assert_allclose(sums.distance, distances.sum(), rtol=1e-6)
+        assert sums.is_finite
 
 
 def test_stats_are_zero_where_nothing_ended():

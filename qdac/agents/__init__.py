@@ -14,11 +14,12 @@ from qdac.types import Task
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A named configuration and the env steps it is meant for."""
+    """A named configuration and the budget it is meant for."""
 
     config: Any
     steps: int
     summary: str
+    max_minutes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,9 @@ ALGORITHMS = {
         make_agent=qdac.QDAC,
         make_trainer=Trunk,
         presets={
-            "laptop": Preset(qdac.LAPTOP, 13_000_000, "the best policy that an hour on 2 cores can give"),
+            "laptop": Preset(
+                qdac.LAPTOP, 100_000_000, "the best policy that an hour on 2 cores can give", max_minutes=60.0
+            ),
             "paper": Preset(qdac.Config(), 10_000_000, "the paper's hyper-parameters and budget, for a GPU"),
             "debug": Preset(qdac.DEBUG, 4_096, "everything tiny: the whole pipeline in a minute"),
         },

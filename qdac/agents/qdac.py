@@ -53,6 +53,8 @@ class Config:
     """Transitions in a mini-batch, before it is repeated with fresh skills."""
     relabel: bool = True
     """Repeat every mini-batch with fresh uniform skills, as the paper does."""
+    normalize_observations: bool = False
+    """Shift and scale observations by their running mean and deviation over all steps collected."""
     normalize_features: bool = True
     """Work in units where the skill space is [-1, 1] (the threshold stays in the task's units)."""
     shared_critics: bool = False
@@ -108,12 +110,38 @@ class Config:
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
 
 
+class Moments(NamedTuple):
+    """Running mean and variance of the observations."""
+
+    mean: Array
+    variance: Array
+    count: Array
+
+    def include(self, obs: Array) -> Moments:
+        """Returns the moments with [..., size] more observations."""
+        obs = obs.reshape(-1, obs.shape[-1])
+        num = obs.shape[0]
+        mean, variance = obs.mean(axis=0), obs.var(axis=0)
+        share = num / (self.count + num)
+        gap = mean - self.mean
+        return Moments(
+            mean=self.mean + share * gap,
+            variance=(1.0 - share) * self.variance + share * variance + share * (1.0 - share) * jnp.square(gap),
+            count=self.count + num,
+        )
+
+    def normalize(self, obs: Array) -> Array:
+        """Returns observations of zero mean and unit variance, where they vary at all, within 10 deviations."""
+        return jnp.clip((obs - self.mean) * jax.lax.rsqrt(self.variance + 1e-4), -10.0, 10.0)
+
+
 class State(NamedTuple):
     params: dict[str, Params]
     """actor, critic, successor (unless the critics share), multiplier, log_temperature."""
     target: dict[str, Params]
     """Slow copies of the critics."""
     optimizer: Any
+    moments: Moments
     num_updates: Array
 
 
@@ -205,11 +233,21 @@ class QDAC:
             sizes = (state_size + task.action_size, *hidden, output_size)
             params[name] = nets.init_mlp(key_critic, sizes, members=2, layer_norm=config.layer_norm)
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names}
-        return State(params, target, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+        moments = Moments(jnp.zeros(task.obs_size), jnp.ones(task.obs_size), jnp.zeros(()))
+        return State(params, target, self.optimizer.init(params), moments, jnp.zeros((), jnp.int32))
+
+    def observe(self, state: State, obs: Array) -> State:
+        """Returns the state after seeing newly collected observations [..., obs_size]."""
+        if not self.config.normalize_observations:
+            return state
+        return state._replace(moments=state.moments.include(obs))
+
+    def normalize_obs(self, moments: Moments, obs: Array) -> Array:
+        return moments.normalize(obs) if self.config.normalize_observations else obs
 
     def policy_params(self, state: State) -> Params:
-        """Returns what acting needs: the actor's parameters."""
-        return state.params["actor"]
+        """Returns what acting needs: the actor's parameters, and the moments its inputs are scaled by."""
+        return {"actor": state.params["actor"], "moments": state.moments}
 
     def initial_carry(self, num: int) -> tuple[()]:
         return ()
@@ -221,8 +259,9 @@ class QDAC:
 
     def action_distribution(self, params: Params, obs: Array, skill: Array) -> tuple[Array, Array]:
         """Returns mean and standard deviation of the actions before the tanh."""
+        obs = self.normalize_obs(params["moments"], obs)
         inputs = jnp.concatenate([obs, self.normalize(skill)], axis=-1)
-        return nets.tanh_gaussian(nets.apply_mlp(params, inputs))
+        return nets.tanh_gaussian(nets.apply_mlp(params["actor"], inputs))
 
     def explore(self, params: Params, obs: Array, skill: Array, keys: Array) -> Array:
         """Returns stochastic actions for collection, one key an env."""
@@ -342,6 +381,10 @@ class QDAC:
         """Returns the state after one gradient step of every network, and metrics."""
         key_skill, key_action = jax.random.split(key)
         batch = self.relabelled(*batches, key_skill)
+        batch = batch._replace(
+            obs=self.normalize_obs(state.moments, batch.obs),
+            next_obs=self.normalize_obs(state.moments, batch.next_obs),
+        )
         threshold = self.threshold(state.num_updates)
         gradients, metrics = jax.grad(self.losses, has_aux=True)(
             state.params, state.target, threshold, batch, key_action
@@ -351,15 +394,21 @@ class QDAC:
         target = optax.incremental_update(
             {name: params[name] for name in state.target}, state.target, self.config.target_rate
         )
-        return State(params, target, optimizer, state.num_updates + 1), metrics
+        return State(params, target, optimizer, state.moments, state.num_updates + 1), metrics
 
 
 LAPTOP = Config(
     hidden_sizes=(256, 256),
-    initial_temperature=0.05,
-    temperature_learning_rate=3e-3,
+    shared_critics=True,
     average_heads=True,
-    steps_per_iteration=16,
+    learning_rate=1e-3,
+    initial_temperature=0.02,
+    temperature_learning_rate=3e-3,
+    target_rate=0.01,
+    n_step=5,
+    batch_size=128,
+    death="opposite",
+    steps_per_iteration=64,
     updates_per_iteration=64,
     replay_size=1_000_000,
     warmup_steps=20_000,

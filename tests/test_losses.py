@@ -1,0 +1,361 @@
+"""Every loss against numbers worked out by hand, and which network each of them teaches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import assert_trees_close, clock_task, dial_task, small_config
+
+from qdac import nets
+from qdac.agents import qdac
+from qdac.errors import UserError
+from qdac.replay import Batch
+from qdac.types import Box, Circle, Params
+
+GAMMA = 0.9
+"""The discount of `small_config`."""
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+
+
+def column(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)[:, None]
+
+
+# The equations.
+
+
+@pytest.mark.parametrize(
+    "difference, scale, distance",
+    [([9, 12], 20, 5), ([12, 16], 15, 10), ([0, 0], 1, 0)],
+)
+def test_pseudo_huber(difference, scale, distance):
+    """c (sqrt(1 + x²) - 1) where x, the norm over c, is 3/4 (root 5/4), 4/3 (root 5/3) and 0."""
+    close(qdac.pseudo_huber(jnp.array(difference, float), scale), distance)
+
+
+def test_pseudo_huber_is_the_norm_far_away_and_smooth_at_zero():
+    distance = functools.partial(qdac.pseudo_huber, scale=1e-3)
+    close(distance(jnp.array([3.0, 4.0])), 5.0 - 1e-3)
+    close(jax.grad(distance)(jnp.array([3.0, 4.0])), [0.6, 0.8])
+    np.testing.assert_array_equal(jax.grad(distance)(jnp.zeros(2)), [0, 0])
+    close(jax.grad(distance)(jnp.array([0.75e-3, 0.0])), [0.6, 0])
+
+
+def test_multiplier_loss():
+    """A logit of log 3 says 3/4: -log(3/4) where violated, -log(1/4) where satisfied."""
+    logit, threshold = jnp.log(3.0), jnp.array(0.25)
+    close(qdac.multiplier_loss(logit, jnp.array(0.5), threshold), math.log(4 / 3))
+    close(qdac.multiplier_loss(logit, jnp.array(0.1), threshold), math.log(4))
+    both = qdac.multiplier_loss(jnp.array([0.0, math.log(3)]), jnp.array([0.5, 0.1]), threshold)
+    close(both, (math.log(2) + math.log(4)) / 2)
+
+
+def test_a_distance_equal_to_the_threshold_is_satisfied():
+    threshold = jnp.array(0.25)
+    close(qdac.multiplier_loss(jnp.log(3.0), threshold, threshold), math.log(4))
+
+
+def test_critic_target_takes_the_smaller_head():
+    """1 + 0.9 (8 - 0.5 * -2); the second row has no future."""
+    target = qdac.critic_target(
+        reward=jnp.array([1.0, 3.0]), discount=jnp.array([0.9, 0.0]),
+        next_values=jnp.array([[10.0, 7.0], [8.0, 9.0]]), temperature=jnp.array(0.5),
+        next_log_prob=jnp.array([-2.0, -2.0]),
+    )  # fmt: skip
+    close(target, [9.1, 3.0])
+
+
+def test_successor_target_takes_the_mean_head_and_death_for_a_future():
+    """(1, 2) + 0.9 (3, 4); then (1, 2) + 0.9 (-10, 10), where the episode ended."""
+    target = qdac.successor_target(
+        feature=jnp.array([[1.0, 2.0]] * 2), discount=jnp.array([0.9, 0.0]),
+        next_successor=jnp.array([[[2.0, 8.0]] * 2, [[4.0, 0.0]] * 2]),
+        terminated=jnp.array([0.0, 0.9]), death=jnp.array([[-10.0, 10.0]] * 2),
+    )  # fmt: skip
+    close(target, [[3.7, 5.6], [-8, 11]])
+
+
+def test_bellman_loss():
+    """Errors -1, 0 of the first head and 1, 3 of the second: half of 11 / 4."""
+    close(qdac.bellman_loss(jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([2.0, 2.0])), 1.375)
+
+
+def test_actor_loss():
+    """0.75 * 10 - 0.25 * 2 + 0.5 = 7.5, and 0 * 99 - 1 * 3 - 1 = -4: their mean, negated."""
+    loss = qdac.actor_loss(
+        value=jnp.array([10.0, 99.0]), distance=jnp.array([2.0, 3.0]), multiplier=jnp.array([0.25, 1.0]),
+        temperature=jnp.array(0.5), log_prob=jnp.array([-1.0, 2.0]),
+    )  # fmt: skip
+    close(loss, -1.75)
+
+
+@pytest.mark.parametrize("entropy, slope", [(0.5, 2.0), (-1.5, -2.0)])
+def test_the_temperature_falls_while_the_entropy_is_above_its_target(entropy, slope):
+    """2 (entropy + 0.5), for a temperature of 2 and a target of -0.5; its own slope in the logarithm."""
+    loss = functools.partial(
+        qdac.temperature_loss, log_prob=jnp.array([-entropy - 1, -entropy + 1]), target_entropy=-0.5
+    )
+    value, gradient = jax.value_and_grad(loss)(jnp.log(2.0))
+    close([value, gradient], [slope, slope])
+
+
+# The networks.
+
+
+def test_log_probabilities_follow_the_change_of_variables():
+    """log N(u; mean, std) - log |d tanh(u) / du|, with the derivative 1 - a²."""
+    outputs = jax.random.normal(jax.random.PRNGKey(0), (64, 4))
+    action, log_prob = nets.sample_tanh_gaussian(outputs, jax.random.PRNGKey(1))
+    mean, raw_std = np.split(np.asarray(outputs, np.float64), 2, axis=-1)
+    std = np.log1p(np.exp(raw_std)) + 1e-3
+    action = np.asarray(action, np.float64)
+    before_tanh = np.arctanh(action)
+    log_normal = -0.5 * ((before_tanh - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
+    expected = (log_normal - np.log(1 - action**2)).sum(axis=-1)
+    close(log_prob, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_log_probabilities_of_saturated_actions_are_finite():
+    """At u = 30 the action rounds to 1; log(1 - tanh²) is log 4 - 2 u there."""
+    outputs = jnp.array([[30.0, -100.0]])
+    action, log_prob = nets.sample_tanh_gaussian(outputs, jax.random.PRNGKey(0))
+    assert action[0, 0] == 1.0
+    noise = jax.random.normal(jax.random.PRNGKey(0), (1, 1))[0, 0]
+    log_normal = -0.5 * noise**2 - math.log(1e-3 * math.sqrt(2 * math.pi))
+    close(log_prob, [log_normal - (math.log(4) - 2 * (30 + 1e-3 * noise))], rtol=1e-4)
+
+
+def test_layer_norm():
+    x = 5.0 + 3.0 * jax.random.normal(jax.random.PRNGKey(0), (8, 64))
+    normalized = np.asarray(nets._layer_norm(x))
+    close(normalized.mean(axis=-1), np.zeros(8), atol=1e-5)
+    close(normalized.var(axis=-1), np.ones(8), rtol=1e-4)
+
+
+def test_only_critics_are_normalised():
+    params = qdac.QDAC(small_config(layer_norm=True), clock_task()).init(jax.random.PRNGKey(0)).params
+    for name in ("actor", "multiplier", "critic", "successor"):
+        has_scale = ["scale" in layer for layer in params[name]]
+        assert has_scale == [name in ("critic", "successor")] * 2 + [False], name
+
+
+def test_members_of_an_ensemble_are_networks_of_their_own():
+    params = nets.init_mlp(jax.random.PRNGKey(0), (3, 8, 2), members=2, layer_norm=True)
+    x = jax.random.normal(jax.random.PRNGKey(1), (5, 3))
+    outputs = nets.apply_mlp(params, x)
+    for member in range(2):
+        close(outputs[member], nets.apply_mlp(jax.tree.map(lambda p, i=member: p[i], params), x), rtol=1e-4)
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.1
+
+
+# The losses together, in the clock's task: skills in [0, 4], so N(x) = x / 2 - 1 and a unit is 2.
+
+
+BATCH = Batch(
+    obs=np.array([[0.5, 1], [0.5, 3]], np.float32), action=column(0.2, -0.4),
+    reward=np.array([1, 2], np.float32), feature=column(1, 3),
+    next_obs=np.array([[0.5, 2], [0.5, 4]], np.float32), discount=np.array([GAMMA, 0], np.float32),
+    terminated=np.array([0, GAMMA], np.float32), skill=column(3, 2.2),
+)  # fmt: skip
+"""Two rows; the second ends its episode."""
+
+
+def always(layers: list[dict], outputs: Any) -> list[dict]:
+    """Returns the network with the given outputs whatever its inputs."""
+    last = {"kernel": jnp.zeros_like(layers[-1]["kernel"]), "bias": jnp.array(outputs, float)}
+    return [*layers[:-1], last]
+
+
+def constant_networks(agent: qdac.QDAC) -> tuple[dict[str, Params], dict[str, Params]]:
+    """Returns networks with Q 4 and 6 (targets 3 and 5), psi -2 and 4 (1 and 3), multiplier 3/4, no entropy."""
+    state = agent.init(jax.random.PRNGKey(0))
+
+    def critics(layers: dict[str, Params], value: np.ndarray, successor: np.ndarray) -> dict[str, Params]:
+        value, successor = agent.output_scale * value, agent.output_scale * successor
+        outputs = {"critic": value, "successor": successor}
+        if agent.config.shared_critics:
+            outputs = {"critic": np.concatenate([value, successor], axis=-1)}
+        return {name: always(layers[name], outputs[name]) for name in outputs}
+
+    params = state.params | critics(state.params, column(4, 6), column(-2, 4))
+    params |= {"multiplier": always(params["multiplier"], [math.log(3)]), "log_temperature": jnp.array(-50.0)}
+    return params, critics(state.target, column(3, 5), column(1, 3))
+
+
+def losses(agent: qdac.QDAC, params: Any, target: Any, batch: Batch = BATCH) -> dict[str, jax.Array]:
+    threshold = jnp.array(agent.task.threshold)
+    return jax.jit(agent.losses)(params, target, threshold, batch, jax.random.PRNGKey(0))[1]
+
+
+@pytest.mark.parametrize("death", ["centre", "opposite"])
+@pytest.mark.parametrize("average_heads", [False, True])
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_all_losses_of_constant_networks(shared_critics, average_heads, death):
+    """The expected feature is 0.1 (2.2 in the task's units): the first skill is 0.8 away, the second there.
+
+    Q is taught 1 + 0.9 * 3 and 2. psi is taught N(1) + 0.9 * 2, and N(3) + 0 at the death: or, since the
+    skill 2.2 is right of the centre, N(3) + 0.9 * -1 / (1 - 0.9). Averages have errors 0.1 times as large.
+    """
+    config = small_config(shared_critics=shared_critics, average_heads=average_heads, death=death)
+    agent = qdac.QDAC(config, clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    scale = 0.1 if average_heads else 1.0
+    end = {"centre": 0.5, "opposite": -8.5}[death]
+    close(metrics["loss/critic"], scale**2 * (0.3**2 + 2.3**2 + 2**2 + 4**2) / 8)
+    close(metrics["loss/successor"], scale**2 * (3.3**2 + 2.7**2 + (-2 - end) ** 2 + (4 - end) ** 2) / 8)
+    close(metrics["loss/actor"], -0.25 * 5 + 0.75 * (0.4 - 0.001) / 2, rtol=1e-4)
+    close(metrics["loss/multiplier"], (math.log(4 / 3) + math.log(4)) / 2)
+    close(metrics["train/value"], 5)
+    close(metrics["train/expected_distance"], 0.8 / 2)
+    close(metrics["train/satisfied"], 0.5)
+    close(metrics["train/multiplier"], 0.75)
+
+
+def test_averaged_heads_leave_the_actor_its_objective():
+    """The same networks with outputs (1 - gamma) times as large stand for the same sums."""
+    sums = qdac.QDAC(small_config(), clock_task())
+    averages = qdac.QDAC(dataclasses.replace(sums.config, average_heads=True), sums.task)
+    state = sums.init(jax.random.PRNGKey(0))
+
+    def scaled(layers: list[dict]) -> list[dict]:
+        return [*layers[:-1], jax.tree.map(lambda x: (1 - GAMMA) * x, layers[-1])]
+
+    critics = {name: scaled(state.params[name]) for name in averages.critic_names}
+    target = {name: scaled(state.target[name]) for name in averages.critic_names}
+    expected = losses(sums, state.params, state.target)
+    actual = losses(averages, state.params | critics, target)
+    for name in ("loss/critic", "loss/successor"):
+        expected[name] *= (1 - GAMMA) ** 2
+    assert_trees_close(actual, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_each_loss_teaches_its_own_network_only(shared_critics):
+    agent = qdac.QDAC(small_config(shared_critics=shared_critics), clock_task())
+    state = agent.init(jax.random.PRNGKey(0))
+
+    def each_loss(params: dict[str, Params], target: dict[str, Params]) -> dict[str, jax.Array]:
+        total, metrics = agent.losses(params, target, jnp.array(0.25), BATCH, jax.random.PRNGKey(0))
+        parts = {name: metrics[f"loss/{name}"] for name in ("critic", "successor", "actor", "multiplier")}
+        return parts | {"log_temperature": total - sum(parts.values())}
+
+    slopes, target_slopes = jax.jit(jax.jacrev(each_loss, argnums=(0, 1)))(state.params, state.target)
+    for loss, gradients in slopes.items():
+        taught = {name for name in gradients if any(np.any(leaf) for leaf in jax.tree.leaves(gradients[name]))}
+        owner = "critic" if shared_critics and loss == "successor" else loss
+        assert taught == {owner}, loss
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(target_slopes)), "targets are not taught"
+
+
+# What the agent does around its losses.
+
+
+@pytest.mark.parametrize("normalize_features", [True, False])
+@pytest.mark.parametrize("num_steps, is_dead", [(1, False), (3, False), (2, True)])
+def test_normalize_sum_is_the_sum_of_normalised_features(num_steps, is_dead, normalize_features):
+    space = Box((0.0, -1.0), (4.0, 2.0), (2, 2))
+    agent = qdac.QDAC(small_config(normalize_features=normalize_features), dial_task(skill_space=space))
+    features = np.array([[1, 2], [3, -1], [0.5, 0]], np.float32)[:num_steps]
+    weights = GAMMA ** np.arange(num_steps)
+    remaining = np.array([GAMMA**num_steps])
+    batch = BATCH._replace(
+        feature=(weights @ features)[None], discount=remaining * (not is_dead), terminated=remaining * is_dead
+    )
+    close(agent.normalize_sum(batch)[0], weights @ np.asarray(agent.normalize(features)))
+
+
+@pytest.mark.parametrize("normalize_features, farthest", [(True, [[1], [-1]]), (False, [[5], [1]])])
+def test_opposite_of_a_box_is_its_far_corner(normalize_features, farthest):
+    """In [1, 5] the corner far from 2 is 5, from 4 it is 1; in units of the critics."""
+    task = dial_task(skill_space=Box((1.0,), (5.0,), (4,)))
+    agent = qdac.QDAC(small_config(normalize_features=normalize_features), task)
+    close(agent.opposite(jnp.array([[2.0], [4.0]])), farthest)
+
+
+@pytest.mark.parametrize("normalize_features", [True, False])
+def test_opposite_of_a_heading_is_behind(normalize_features):
+    config = small_config(normalize_features=normalize_features)
+    agent = qdac.QDAC(config, dial_task(skill_space=Circle()))
+    close(agent.opposite(jnp.array([[0.6, -0.8]])), [[-0.6, 0.8]])
+
+
+def test_threshold_falls_geometrically():
+    """From 8 times 0.25, halved every 100 updates, to 0.25 after 300 and ever after."""
+    agent = qdac.QDAC(small_config(initial_threshold=8.0, threshold_updates=300), clock_task())
+    close([agent.threshold(n) for n in (0, 100, 200, 300, 1000)], [2, 1, 0.5, 0.25, 0.25])
+
+
+def test_threshold_is_the_task_s_by_default():
+    agent = qdac.QDAC(small_config(), clock_task())
+    close([agent.threshold(n) for n in (0, 1000)], [0.25, 0.25])
+
+
+def test_relabelled_rows_have_fresh_skills_and_one_step_targets():
+    agent = qdac.QDAC(small_config(), clock_task())
+    one_step = BATCH._replace(reward=np.array([7, 8], np.float32))
+    rows = agent.relabelled(BATCH, one_step, jax.random.PRNGKey(0))
+    first, second = (jax.tree.map(lambda x, i=i: x[i : i + 2], rows) for i in (0, 2))
+    assert_trees_close(first, BATCH)
+    assert_trees_close(second._replace(skill=BATCH.skill), one_step)
+    assert not np.isin(second.skill, BATCH.skill).any()
+    assert (0 <= second.skill).all() and (second.skill <= 4).all()
+
+
+def test_without_relabel_the_batch_stays_as_it_is():
+    agent = qdac.QDAC(small_config(relabel=False), clock_task())
+    assert agent.relabelled(BATCH, BATCH, jax.random.PRNGKey(0)) is BATCH
+
+
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_update(shared_critics):
+    """Adam's first step is the learning rate in every parameter with a gradient; targets follow at their rate."""
+    config = small_config(
+        shared_critics=shared_critics, learning_rate=1e-3, temperature_learning_rate=1e-2, target_rate=0.125
+    )
+    agent = qdac.QDAC(config, clock_task())
+    old = agent.init(jax.random.PRNGKey(0))
+    new, _ = jax.jit(agent.update)(old, (BATCH, BATCH), jax.random.PRNGKey(1))
+    assert (old.num_updates, new.num_updates) == (0, 1)
+    for name in old.params:
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.params[name], old.params[name])
+        rate = 1e-2 if name == "log_temperature" else 1e-3
+        close(max(jax.tree.leaves(moved)), rate, rtol=1e-3)
+    critics = {name: new.params[name] for name in old.target}
+    followed = jax.tree.map(lambda slow, fast: 0.875 * slow + 0.125 * fast, old.target, critics)
+    assert_trees_close(new.target, followed, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"learning_rate": 0.0}, "learning_rate should be positive, got 0.0"),
+        ({"huber_scale": -1e-3}, "huber_scale should be positive, got -0.001"),
+        ({"learning_rate": math.nan}, "learning_rate should be positive, got nan"),
+        ({"n_step": 0}, "n_step should be positive, got 0"),
+        ({"updates_per_iteration": -1}, "updates_per_iteration should not be negative, got -1"),
+        ({"initial_threshold": 8.0}, "got 8.0 and 0"),
+        ({"threshold_updates": 300}, "got 0.0 and 300"),
+        ({"initial_threshold": 8.0, "threshold_updates": -3}, "got 8.0 and -3"),
+        ({"n_step": 9, "warmup_steps": 19}, "a window of 9 steps of 4 envs, got 19"),
+        ({"discount": 1.0}, "discount should be in [0, 1), got 1.0"),
+        ({"target_rate": 0.0}, "target_rate should be in (0, 1], got 0.0"),
+        ({"target_rate": 1.5}, "target_rate should be in (0, 1], got 1.5"),
+        ({"hidden_sizes": ()}, "got ()"),
+        ({"hidden_sizes": (8, 0)}, "got (8, 0)"),
+    ],
+)
+def test_config_says_what_is_wrong(fields, message):
+    with pytest.raises(UserError) as error:
+        small_config(**fields)
+    assert message in str(error.value)
+
+
+def test_config_takes_the_limits():
+    small_config(discount=0.0, target_rate=1.0, n_step=9, warmup_steps=20, updates_per_iteration=0)
