@@ -24,6 +24,7 @@ from qdac.evaluation import Evaluator
 from qdac.progress import Progress
 from qdac.report.figures import learning_curves
 from qdac.runs import Run, config_difference, create_run, flatten, open_run
+from qdac.tasks import check_task
 from qdac.types import Task
 
 EVALUATION_SEED = 1
@@ -306,6 +307,10 @@ def train(
     """
     name, made = (task.name, task) if isinstance(task, Task) else (task, None)
     config = with_overrides(default_config(algo, name, preset), fields)
+    if made:
+        check_task(made)
+        if config.backend or config.episode_length:
+            raise UserError(f"task {name!r} is ready-made; give it its backend and episode_length itself")
     return _path_or_signal(start_training(config, out, made))
 
 

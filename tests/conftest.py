@@ -1,9 +1,9 @@
-"""A tiny run on the example task, trained once, and how tests run the command line in another process."""
+"""Fixtures of the tests of whole runs. See tiny.py for the task and the configuration they use."""
 
 from __future__ import annotations
 
 import os
-import subprocess
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,57 +12,59 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-POINT_MASS = "examples.point_mass:point_mass"
-TINY = {
-    "preset": "debug", "steps": 2_048, "eval_interval": 500, "eval_skills": 16, "episode_length": 20,
-    "hidden_sizes": (8,), "replay_size": 512, "warmup_steps": 256,
-}  # fmt: skip
-"""16 iterations of 128 steps, 2 of them warm-up; rows at 512, 1024, 1536 and 2048 steps."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps compiled programs, also the smallest, for the processes of this and later sessions."""
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    """Keeps compiled programs between sessions, small ones too, for this process and those it starts."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+    sys.path.insert(0, str(ROOT))  # for examples/
+    import jax
 
+    import qdac  # noqa: F401, which configures JAX
 
-def flags(fields: dict[str, Any]) -> list[str]:
-    """Returns the fields as options of `qdac train`."""
-    words = []
-    for name, value in fields.items():
-        values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return words
-
-
-def launch(*arguments: Any, script: str = "from qdac.cli import main; main()") -> subprocess.Popen:
-    """Returns the process of a command line, with `script` in place of the `qdac` command."""
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def train_tiny(tmp_path, monkeypatch) -> Callable[..., Path]:
-    """A function that trains the tiny run, with changes, in tmp_path and returns its folder."""
-    import qdac
-
-    monkeypatch.chdir(ROOT)
-
-    def train(name: str = "run", task: Any = POINT_MASS, **changes: Any) -> Path:
-        return qdac.train(task, out=tmp_path / name, **{**TINY, **changes})
-
-    return train
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory) -> Path:
-    """The folder of the tiny run, trained by the command line without a stop; not to be changed."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run that was never stopped. Only to be read."""
+    import tiny
+
+    return tiny.train(tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture
+def trained_copy(trained: Path, tmp_path: Path) -> Path:
+    """The same, to be changed at will."""
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command line in this process and returns its `tiny.Finished`."""
+    import tiny
+
     from qdac import cli
 
-    out = tmp_path_factory.mktemp("trained") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert cli.run(["train", "--task", POINT_MASS, "--out", str(out), *flags(TINY)]) == 0
-    return out
+    def run(*arguments: Any) -> tiny.Finished:
+        capsys.readouterr()
+        try:
+            code = cli.run([str(argument) for argument in arguments])
+        except SystemExit as exit:
+            code = exit.code
+        return tiny.Finished(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(command: Callable[..., Any]) -> Callable[..., str]:
+    """Runs a command line that has to fail with exit code 2 and one line, which it returns."""
+
+    def run(*arguments: Any) -> str:
+        code, out, err = command(*arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ") and err.count("\n") == 1, err
+        return err
+
+    return run

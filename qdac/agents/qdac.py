@@ -399,6 +399,7 @@ class QDAC:
 
 LAPTOP = Config(
     hidden_sizes=(256, 256),
+    normalize_observations=True,
     shared_critics=True,
     average_heads=True,
     learning_rate=1e-3,
