@@ -40,7 +40,7 @@ class TrainConfig:
     """Time limit of an episode in env steps, if not the task's own."""
     eval_interval: int = 0
     """Env steps between two evaluations, each a row of metrics.csv; 0 for a twentieth of `steps`, but at
-    most 500,000. The first comes after the first update, one more when training ends."""
+    most 500,000. There is none in the warm-up, and one more when training ends."""
     eval_skills: int = 128
     """Skills of the grid executed in each of them, once each."""
     checkpoint_minutes: float = 10.0

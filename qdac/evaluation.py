@@ -191,7 +191,11 @@ def evaluate(
     total = len(skills) * rollouts
     evaluator = Evaluator(policy.task, policy.policy, total)
     with Progress(total, unit="rollouts") as progress:
-        table = evaluator(policy.params, skills, rollouts, seed, lambda done: progress.update(done, {}))
+
+        def report(done: int) -> None:
+            progress.update(done, {}, is_evaluation=done == total)
+
+        table = evaluator(policy.params, skills, rollouts, seed, report)
     return PolicyEvaluation(**vars(table), origin=policy.origin, d_eval=policy.task.d_eval)
 
 

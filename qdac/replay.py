@@ -60,7 +60,7 @@ def insert(replay: Replay, steps: Transition) -> Replay:
     )
 
 
-def sample(replay: Replay, key: Array, num: int, discount: float, n_step: int) -> tuple[Batch, Batch]:
+def sample(replay: Replay, key: Array, num: int, discount: Array | float, n_step: int) -> tuple[Batch, Batch]:
     """Returns `num` uniform transitions twice: with n-step targets, and with one-step targets.
 
     Rows are stratified over envs (row i comes from the i-th of `num` equal slices of the envs), which

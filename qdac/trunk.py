@@ -109,8 +109,10 @@ class Trunk:
         agent_state, replay = self._observe_and_insert(agent_state, replay, steps)
         key_sample, key_update = jax.random.split(key)
 
+        discount = self.agent.discount(agent_state.num_updates)
+
         def draw(key: Array):
-            return replay_lib.sample(replay, key, config.batch_size, config.discount, config.n_step)
+            return replay_lib.sample(replay, key, config.batch_size, discount, config.n_step)
 
         batches = jax.vmap(draw)(jax.random.split(key_sample, config.updates_per_iteration))
         batches = jax.lax.with_sharding_constraint(batches, self.batch_rows)

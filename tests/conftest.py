@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 
+# What imports JAX is imported by the fixtures: the cache has to be named first.
+
 ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keeps compiled programs between sessions, small ones too, for this process and those it starts."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     sys.path.insert(0, str(ROOT))  # for examples/
-    import jax
-
-    import qdac  # noqa: F401, which configures JAX
-
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")

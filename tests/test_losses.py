@@ -178,7 +178,8 @@ def constant_networks(agent: qdac.QDAC) -> tuple[dict[str, Params], dict[str, Pa
     state = agent.init(jax.random.PRNGKey(0))
 
     def critics(layers: dict[str, Params], value: np.ndarray, successor: np.ndarray) -> dict[str, Params]:
-        value, successor = agent.output_scale * value, agent.output_scale * successor
+        scale = agent.output_scale(GAMMA)
+        value, successor = scale * value, scale * successor
         outputs = {"critic": value, "successor": successor}
         if agent.config.shared_critics:
             outputs = {"critic": np.concatenate([value, successor], axis=-1)}
@@ -191,7 +192,7 @@ def constant_networks(agent: qdac.QDAC) -> tuple[dict[str, Params], dict[str, Pa
 
 def losses(agent: qdac.QDAC, params: Any, target: Any, batch: Batch = BATCH) -> dict[str, jax.Array]:
     threshold = jnp.array(agent.task.threshold)
-    return jax.jit(agent.losses)(params, target, threshold, batch, jax.random.PRNGKey(0))[1]
+    return jax.jit(agent.losses)(params, target, threshold, GAMMA, batch, jax.random.PRNGKey(0))[1]
 
 
 @pytest.mark.parametrize("death", ["centre", "opposite"])
@@ -242,16 +243,18 @@ def test_each_loss_teaches_its_own_network_only(shared_critics):
     state = agent.init(jax.random.PRNGKey(0))
 
     def each_loss(params: dict[str, Params], target: dict[str, Params]) -> dict[str, jax.Array]:
-        total, metrics = agent.losses(params, target, jnp.array(0.25), BATCH, jax.random.PRNGKey(0))
+        total, metrics = agent.losses(params, target, jnp.array(0.25), GAMMA, BATCH, jax.random.PRNGKey(0))
         parts = {name: metrics[f"loss/{name}"] for name in ("critic", "successor", "actor", "multiplier")}
         return parts | {"log_temperature": total - sum(parts.values())}
 
-    slopes, target_slopes = jax.jit(jax.jacrev(each_loss, argnums=(0, 1)))(state.params, state.target)
-    for loss, gradients in slopes.items():
-        taught = {name for name in gradients if any(np.any(leaf) for leaf in jax.tree.leaves(gradients[name]))}
+    def is_taught(gradient: Params) -> bool:
+        return any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+    slopes = jax.jit(jax.jacrev(each_loss, argnums=(0, 1)))(state.params, state.target)
+    for loss, (gradients, target_gradients) in slopes.items():
         owner = "critic" if shared_critics and loss == "successor" else loss
-        assert taught == {owner}, loss
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(target_slopes)), "targets are not taught"
+        assert {name for name in gradients if is_taught(gradients[name])} == {owner}, loss
+        assert not is_taught(target_gradients), loss
 
 
 # What the agent does around its losses.
@@ -268,7 +271,7 @@ def test_normalize_sum_is_the_sum_of_normalised_features(num_steps, is_dead, nor
     batch = BATCH._replace(
         feature=(weights @ features)[None], discount=remaining * (not is_dead), terminated=remaining * is_dead
     )
-    close(agent.normalize_sum(batch)[0], weights @ np.asarray(agent.normalize(features)))
+    close(agent.normalize_sum(batch, GAMMA)[0], weights @ np.asarray(agent.normalize(features)))
 
 
 @pytest.mark.parametrize("normalize_features, farthest", [(True, [[1], [-1]]), (False, [[5], [1]])])
@@ -332,6 +335,15 @@ def test_update(shared_critics):
     assert_trees_close(new.target, followed, rtol=1e-6, atol=1e-7)
 
 
+def test_discount_widens_its_horizon_geometrically_between_iterations():
+    """From a horizon of 10 to one of 1000 in 40 updates: 100 halfway, the same within an iteration of 4."""
+    agent = qdac.QDAC(
+        small_config(discount=0.999, initial_discount=0.9, discount_updates=40, updates_per_iteration=4), clock_task()
+    )
+    for num_updates, horizon in ((0, 10), (3, 10), (20, 100), (23, 100), (40, 1000), (99, 1000)):
+        close(1.0 / (1.0 - agent.discount(jnp.array(num_updates))), horizon, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -343,6 +355,8 @@ def test_update(shared_critics):
         ({"initial_threshold": 8.0}, "got 8.0 and 0"),
         ({"threshold_updates": 300}, "got 0.0 and 300"),
         ({"initial_threshold": 8.0, "threshold_updates": -3}, "got 8.0 and -3"),
+        ({"initial_discount": 0.5}, "got 0.5 and 0"),
+        ({"initial_discount": 1.0, "discount_updates": 9}, "initial_discount should be in [0, 1), got 1.0"),
         ({"n_step": 9, "warmup_steps": 19}, "a window of 9 steps of 4 envs, got 19"),
         ({"discount": 1.0}, "discount should be in [0, 1), got 1.0"),
         ({"target_rate": 0.0}, "target_rate should be in (0, 1], got 0.0"),

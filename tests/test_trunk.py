@@ -59,13 +59,12 @@ def test_replay_is_updated_in_place(num_devices):
     """Its memory is given to the outputs, and what is needed besides is less than a copy would take."""
     trunk = clock_trunk(num_devices, replay_size=100_000)
     state = trunk.init(KEY)
-    _, steps, _ = trunk._collect(
-        jax.device_put(state.agent.params["actor"], trunk.actor_everywhere), state.episodes
-    )
+    actor = jax.device_put(trunk.agent.policy_params(state.agent), trunk.actor_everywhere)
+    _, steps, _ = trunk._collect(actor, state.episodes)
     steps = jax.device_put(steps, trunk.replay_by_env)
     replay = num_bytes(state.replay)
     lowered = {
-        "insert": trunk._insert.lower(state.replay, steps),
+        "insert": trunk._insert.lower(state.agent, state.replay, steps),
         "learn": trunk._learn.lower(state.agent, state.replay, steps, KEY),
     }
     for name, program in lowered.items():

@@ -45,6 +45,10 @@ class Config:
     """Clip the gradient of each network to this norm; 0 for no clipping."""
     discount: float = 0.99
     """gamma."""
+    initial_discount: float = 0.0
+    """Where gamma starts; 0 to keep it throughout. A short horizon shows sooner what an action does."""
+    discount_updates: int = 0
+    """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
     target_rate: float = 0.005
     """tau: how far the target critics move towards the critics at each update."""
     n_step: int = 1
@@ -92,18 +96,20 @@ class Config:
         for name in ("updates_per_iteration", "warmup_steps", "max_gradient_norm", "initial_threshold"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
-        if bool(self.initial_threshold) != bool(self.threshold_updates) or self.threshold_updates < 0:
-            raise UserError(
-                "initial_threshold and threshold_updates go together, both positive or both 0, "
-                f"got {self.initial_threshold} and {self.threshold_updates}"
-            )
+        for start, updates in (("initial_threshold", "threshold_updates"), ("initial_discount", "discount_updates")):
+            values = getattr(self, start), getattr(self, updates)
+            if min(values) < 0 or (values[0] > 0) != (values[1] > 0):
+                raise UserError(
+                    f"{start} and {updates} go together, both positive or both 0, got {values[0]} and {values[1]}"
+                )
         if self.warmup_steps < self.num_envs * (self.n_step - self.steps_per_iteration):
             raise UserError(
                 f"warmup_steps should fill a window of {self.n_step} steps of {self.num_envs} envs, "
                 f"got {self.warmup_steps}"
             )
-        if not 0 <= self.discount < 1:
-            raise UserError(f"discount should be in [0, 1), got {self.discount}")
+        for name in ("discount", "initial_discount"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
         if not 0 < self.target_rate <= 1:
             raise UserError(f"target_rate should be in (0, 1], got {self.target_rate}")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
@@ -206,8 +212,6 @@ class QDAC:
         origin = self.normalize(low)
         self.unit = (high - low) / (self.normalize(high) - origin)
         """The task's units in one unit of the critics."""
-        self.output_scale = 1.0 - config.discount if config.average_heads else 1.0
-        """What the critics' outputs are multiples of, for a sum of 1."""
         self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
         groups = dict.fromkeys(("actor", "multiplier", *self.critic_names), config.learning_rate)
         groups["log_temperature"] = config.temperature_learning_rate
@@ -269,6 +273,20 @@ class QDAC:
         noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
         return jnp.tanh(mean + std * noise)
 
+    def discount(self, num_updates: Array) -> Array | float:
+        """Returns gamma, or where it is on its way there: one value for all updates of an iteration."""
+        config = self.config
+        if not config.initial_discount:
+            return config.discount
+        num_updates = num_updates // config.updates_per_iteration * config.updates_per_iteration
+        remaining = jnp.clip(1.0 - num_updates / config.discount_updates, 0.0, 1.0)
+        widening = (1.0 - config.initial_discount) / (1.0 - config.discount)
+        return 1.0 - (1.0 - config.discount) * widening**remaining
+
+    def output_scale(self, discount: Array | float) -> Array | float:
+        """Returns what the critics output for a sum of 1."""
+        return 1.0 - discount if self.config.average_heads else 1.0
+
     def opposite(self, skill: Array) -> Array:
         """Returns the skill farthest from each skill in the task's units, in units of the critics."""
         space = self.task.skill_space
@@ -295,11 +313,15 @@ class QDAC:
         return both[..., 0], both[..., 1:]
 
     def losses(
-        self, params: dict[str, Params], target: dict[str, Params], threshold: Array, batch: Batch, key: Array
+        self, params: dict[str, Params], target: dict[str, Params], threshold: Array, discount: Array | float,
+        batch: Batch, key: Array,
     ) -> tuple[Array, dict[str, Array]]:
-        """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
+        """Returns the sum of all losses, each with a gradient for its own network only, and the metrics.
+
+        `discount` is the one that the sums of `batch` were made with.
+        """
         config, fixed = self.config, jax.lax.stop_gradient
-        scale = self.output_scale
+        scale = self.output_scale(discount)
         skill = self.normalize(batch.skill)
         state = jnp.concatenate([batch.obs, skill], axis=-1)
         next_state = jnp.concatenate([batch.next_obs, skill], axis=-1)
@@ -317,8 +339,8 @@ class QDAC:
         value_target = critic_target(
             scale * batch.reward, batch.discount, next_value, scale * fixed(temperature), fixed(next_log_prob)
         )
-        death = scale / (1.0 - config.discount) * self.opposite(batch.skill)
-        feature_sum = self.normalize_sum(batch)
+        death = scale / (1.0 - discount) * self.opposite(batch.skill)
+        feature_sum = self.normalize_sum(batch, discount)
         feature_target = successor_target(
             scale * feature_sum, batch.discount, next_successor,
             batch.terminated * (config.death == "opposite"), death,
@@ -329,7 +351,7 @@ class QDAC:
         # Policy improvement: the mean of both heads judges the policy's own actions.
         value, successor = self.critics(fixed({k: params[k] for k in target}), batch.obs, action, skill)
         value = value.mean(axis=0) / scale
-        expected_feature = successor.mean(axis=0) * ((1.0 - config.discount) / scale)
+        expected_feature = successor.mean(axis=0) * ((1.0 - discount) / scale)
         difference = expected_feature - skill
         logit = nets.apply_mlp(params["multiplier"], state)[..., 0]
         multiplier = fixed(jax.nn.sigmoid(logit))
@@ -357,13 +379,13 @@ class QDAC:
         total = loss_critic + loss_successor + loss_actor + loss_multiplier + loss_temperature
         return total, metrics
 
-    def normalize_sum(self, batch: Batch) -> Array:
+    def normalize_sum(self, batch: Batch, discount: Array | float) -> Array:
         """Returns the normalised form of a discounted sum of features over the steps it spans.
 
         N(x) = x / unit + N(0), so a sum with total weight w becomes sum / unit + w N(0); the weight
         follows from what is left of the discount: w = (1 - gamma^n) / (1 - gamma).
         """
-        weight = (1.0 - (batch.discount + batch.terminated)) / (1.0 - self.config.discount)
+        weight = (1.0 - (batch.discount + batch.terminated)) / (1.0 - discount)
         origin = self.normalize(jnp.zeros(self.task.skill_size))
         return batch.feature / self.unit + weight[:, None] * origin
 
@@ -387,7 +409,7 @@ class QDAC:
         )
         threshold = self.threshold(state.num_updates)
         gradients, metrics = jax.grad(self.losses, has_aux=True)(
-            state.params, state.target, threshold, batch, key_action
+            state.params, state.target, threshold, self.discount(state.num_updates), batch, key_action
         )
         updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)

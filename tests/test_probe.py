@@ -1,0 +1,136 @@
+"""Whole training runs, of seconds, on problems whose answers are known in closed form."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import clock_task, dial_task, small_config
+
+from qdac import nets, rollout
+from qdac.agents.qdac import QDAC
+from qdac.trunk import Trunk
+from qdac.types import Task
+
+GAMMA = 0.9
+"""The discount of `small_config`."""
+KEY = jax.random.PRNGKey(0)
+
+
+class Trained(NamedTuple):
+    agent: QDAC
+    state: Any
+    metrics: dict[str, jax.Array]
+    """Means over the last round of updates."""
+
+    def answers(self, obs: np.ndarray, skill: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns Q, psi and the multiplier at the policy's own actions, for rows of states and skills."""
+        agent, params = self.agent, self.state.params
+        _, action = agent.step(agent.policy_params(self.state), (), obs, skill)
+        normalized = agent.normalize(skill)
+        value, successor = agent.critics(params, obs, action, normalized)
+        scale = 1.0 - GAMMA if agent.config.average_heads else 1.0
+        logit = nets.apply_mlp(params["multiplier"], jnp.concatenate([obs, normalized], axis=-1))
+        return value.mean(axis=0) / scale, successor.mean(axis=0) / scale, jax.nn.sigmoid(logit[:, 0])
+
+
+def train(task: Task, num_rounds: int, **fields: Any) -> Trained:
+    """Returns the agent after rounds of 64 quick updates, with a temperature that stays where it starts."""
+    quick = {"learning_rate": 3e-3, "target_rate": 0.05, "initial_temperature": 1e-3, "num_envs": 16,
+             "temperature_learning_rate": 1e-9, "steps_per_iteration": 8, "updates_per_iteration": 64,
+             "batch_size": 64, "replay_size": 4096}  # fmt: skip
+    agent = QDAC(small_config(**quick | fields), task)
+    trunk = Trunk(agent, task, jax.devices()[:1])
+    state, metrics = trunk.init(KEY), {}
+    for _ in range(num_rounds):
+        state, metrics, _ = trunk.iterate(state)
+    return Trained(agent, state.agent, metrics)
+
+
+# The dial: it pays 1 a step, and shows half of the last action. Skills beyond 0.5 cannot be executed.
+
+
+REACHABLE = np.array([-0.3, -0.15, 0.0, 0.15, 0.3], np.float32)[:, None]
+UNREACHABLE = np.array([-1.0, -0.85, 0.85, 1.0], np.float32)[:, None]
+
+
+@functools.cache
+def trained_dial() -> Trained:
+    """With episodes of 20 steps: a limit that the values must not notice."""
+    return train(dial_task(episode_length=20), 30)
+
+
+@pytest.mark.parametrize("skill", [REACHABLE, UNREACHABLE], ids=["reachable", "unreachable"])
+def test_value_of_a_constant_reward(skill):
+    """1 / (1 - gamma); the entropy adds at most a hundredth."""
+    value, _, _ = trained_dial().answers(np.clip(2 * skill, -1, 1), skill)
+    np.testing.assert_allclose(value, 1 / (1 - GAMMA), atol=0.3)
+
+
+@pytest.mark.parametrize("skill", [REACHABLE, UNREACHABLE], ids=["reachable", "unreachable"])
+def test_executed_and_expected_features_are_the_nearest_possible(skill):
+    """The skill itself, or the end of the dial, where the dial already stands there."""
+    agent, state, _ = trained_dial()
+    nearest = np.clip(skill, -0.5, 0.5)
+    execute = jax.jit(functools.partial(rollout.execute, agent.task, agent))
+    executed = execute(agent.policy_params(state), skill, jax.random.split(KEY, len(skill)))
+    np.testing.assert_allclose(executed.observed_skill, nearest, atol=0.15)
+    _, successor, _ = trained_dial().answers(2 * nearest, skill)
+    np.testing.assert_allclose((1 - GAMMA) * successor, nearest, atol=0.15)
+
+
+def test_multiplier_tells_what_can_be_executed():
+    _, _, low = trained_dial().answers(2 * REACHABLE, REACHABLE)
+    _, _, high = trained_dial().answers(np.sign(UNREACHABLE), UNREACHABLE)
+    assert low.mean() < 0.3 and high.min() > 0.9
+
+
+def test_value_counts_the_entropy_to_come():
+    """With nothing to choose the policy becomes nearly uniform: Q = (1 + gamma alpha H) / (1 - gamma)."""
+    _, _, metrics = train(dial_task(threshold=10.0), 20, initial_temperature=0.5)
+    np.testing.assert_allclose(metrics["train/entropy"], math.log(2), atol=0.1)
+    np.testing.assert_allclose(metrics["train/temperature"], 0.5, rtol=1e-5)
+    expected = (1 + GAMMA * 0.5 * metrics["train/entropy"]) / (1 - GAMMA)
+    np.testing.assert_allclose(metrics["train/value"], expected, atol=0.4)
+
+
+# The clock: it lives three steps whatever is done, pays 1, 2, 3 and shows 0, 1, 2 of skills in [0, 4].
+
+
+OBS = np.array([[0.5, time] for time in (0, 1, 2)], np.float32)
+
+
+@pytest.mark.parametrize(
+    "death, skill, future",
+    [("centre", 1.71, 0.0), ("opposite", 1.0, 10.0), ("opposite", 3.0, -10.0)],
+)
+@pytest.mark.parametrize(
+    "fields", [{}, {"shared_critics": True, "average_heads": True, "n_step": 2}], ids=["sums", "averages"]
+)
+def test_what_follows_death(death, skill, future, fields):
+    """Q sums the rewards left, psi the features N(0), N(1), N(2) left and `future`, psi of what follows.
+
+    A future of zeros makes a life this short look like the skill 1.71 on its first step:
+    0.1 (N(0) + 0.9 N(1) + 0.81 N(2)) = N(1.71). The opposite corner for a future makes it look like none.
+    """
+    value, successor, multiplier = trained_clock(death, **fields).answers(OBS, np.full((3, 1), skill, np.float32))
+    values, successors = [0.0], [future]
+    for time in (2, 1, 0):
+        values.append(time + 1 + GAMMA * values[-1])
+        successors.append(time / 2 - 1 + GAMMA * successors[-1])
+    np.testing.assert_allclose(value, values[:0:-1], atol=0.3)
+    np.testing.assert_allclose(successor[:, 0], successors[:0:-1], atol=0.4)
+    if death == "centre":
+        assert multiplier[0] < 0.3
+    else:
+        assert multiplier[0] > 0.9
+
+
+@functools.cache
+def trained_clock(death: str, **fields: Any) -> Trained:
+    return train(clock_task(lifetime=3), 25, death=death, **fields)
