@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from qdac import replay as replay_lib
+from qdac.agents import get_algorithm
 from qdac.config import default_config
 from qdac.tasks import make_task
 from qdac.trunk import Trunk
@@ -38,10 +39,12 @@ def run(
     machine's matrix-multiply peak, training with what collection and updates take on their own.
     """
     made = make_task(task)
-    algorithm = default_config("qdac", task, preset)
-    config = dataclasses.replace(algorithm.agent, replay_size=LARGE_REPLAY, warmup_steps=0)
-    agent = algorithm.make_agent(made)
-    agent = type(agent)(config, made)
+    config = dataclasses.replace(default_config("qdac", task, preset).agent, replay_size=LARGE_REPLAY, warmup_steps=0)
+
+    def make_agent(**changes: Any) -> Any:
+        return get_algorithm("qdac").make_agent(dataclasses.replace(config, **changes), made)
+
+    agent = make_agent()
     trunk = Trunk(agent, made)
 
     report(f"compiling {task} …")
@@ -60,17 +63,17 @@ def run(
     report("updates beside matrix multiplication …")
     updates = {}
     for width in (256, 512):
-        sized = dataclasses.replace(config, hidden_sizes=(width, width), batch_size=256)
-        updates[f"update_{width}"] = _update_beside_peak(type(agent)(sized, made), trunk, state.replay, seconds)
+        sized = make_agent(hidden_sizes=(width, width), batch_size=256)
+        updates[f"update_{width}"] = _update_beside_peak(sized, trunk, state.replay, seconds)
     own = _update_beside_peak(agent, trunk, state.replay, seconds)
 
     report("training beside its parts, and a small replay beside a large one …")
     training = _Training(trunk, collect.state(state))
     update_round = _UpdateRound(agent, trunk, training.state.replay)
-    train_time, collect_time, round_time = _in_turns((training, _Collection(trunk, training.state, copy=True),
-                                                     update_round), 2 * seconds)
+    parts = (training, _Collection(trunk, training.state, copy=True), update_round)
+    train_time, collect_time, round_time = _in_turns(parts, 2 * seconds)
     limit_time = collect_time + round_time
-    small_trunk = Trunk(type(agent)(dataclasses.replace(config, replay_size=SMALL_REPLAY), made), made)
+    small_trunk = Trunk(make_agent(replay_size=SMALL_REPLAY), made)
     small = _Training(small_trunk, small_trunk.iterate(small_trunk.init(jax.random.PRNGKey(0)))[0])
     large_time, small_time = _in_turns((training, small), seconds)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -147,7 +150,7 @@ class _Collection:
         self.episodes = jax.tree.map(jnp.copy, state.episodes) if copy else state.episodes
 
     def __call__(self) -> Any:
-        self.episodes, steps, _ = self.trunk._collect(self.actor, self.episodes)
+        self.episodes, steps, _ = self.trunk.collect(self.actor, self.episodes)
         return steps
 
     def state(self, state: Any) -> Any:

@@ -24,7 +24,7 @@ def init_mlp(
     lead = (members,) if members else ()
     params = []
     for i, (key_layer, fan_in, fan_out) in enumerate(
-        zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:])
+        zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
     ):
         is_output = i == len(sizes) - 2
         bound = 0.0 if is_output and zero_output else math.sqrt(3.0 / fan_in)

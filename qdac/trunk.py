@@ -56,8 +56,8 @@ class Trunk:
         self.learner_everywhere = NamedSharding(learners, P())
         self.replay_by_env = NamedSharding(learners, P("batch"))
         self.batch_rows = NamedSharding(learners, P(None, "batch"))
-        self._collect = self._jit_collect(actors, agent.explore)
-        self._collect_uniform = self._jit_collect(actors, self._uniform)
+        self.collect = self._jit_collect(actors, agent.explore)
+        self.collect_uniform = self._jit_collect(actors, self._uniform)
         self.replay_sharding = replay_lib.Replay(
             self.replay_by_env, self.learner_everywhere, self.learner_everywhere
         )
@@ -148,7 +148,7 @@ class Trunk:
         is_warmup = state.env_steps < self.config.warmup_steps
         is_uniform = is_warmup and self.config.uniform_warmup
         actor = jax.device_put(self.agent.policy_params(state.agent), self.actor_everywhere)
-        collect = self._collect_uniform if is_uniform else self._collect
+        collect = self.collect_uniform if is_uniform else self.collect
         episodes, steps, stats = collect(actor, state.episodes)
         steps = jax.device_put(steps, self.replay_by_env)
         if is_warmup or not self.config.updates_per_iteration:

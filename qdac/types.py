@@ -57,7 +57,7 @@ class Box:
                 f"Box needs low, high and grid_shape of one length, got {len(self.low)}, "
                 f"{len(self.high)} and {len(self.grid_shape)}"
             )
-        if not all(low < high for low, high in zip(self.low, self.high)):
+        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
             raise ValueError(f"Box needs low < high in every dimension, got {self.low} and {self.high}")
 
     @property
@@ -74,7 +74,7 @@ class Box:
         """Returns the centres of the evaluation cells, [prod(grid_shape), size], last axis fastest."""
         axes = [
             low + (np.arange(n) + 0.5) / n * (high - low)
-            for low, high, n in zip(self.low, self.high, self.grid_shape)
+            for low, high, n in zip(self.low, self.high, self.grid_shape, strict=True)
         ]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, self.size).astype(np.float32)
 

@@ -60,7 +60,7 @@ def test_replay_is_updated_in_place(num_devices):
     trunk = clock_trunk(num_devices, replay_size=100_000)
     state = trunk.init(KEY)
     actor = jax.device_put(trunk.agent.policy_params(state.agent), trunk.actor_everywhere)
-    _, steps, _ = trunk._collect(actor, state.episodes)
+    _, steps, _ = trunk.collect(actor, state.episodes)
     steps = jax.device_put(steps, trunk.replay_by_env)
     replay = num_bytes(state.replay)
     lowered = {

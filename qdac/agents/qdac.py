@@ -233,7 +233,7 @@ class QDAC:
             "log_temperature": jnp.log(config.initial_temperature),
         }
         outputs = (1 + task.skill_size,) if config.shared_critics else (1, task.skill_size)
-        for name, key_critic, output_size in zip(self.critic_names, keys_critics, outputs):
+        for name, key_critic, output_size in zip(self.critic_names, keys_critics[: len(outputs)], outputs, strict=True):
             sizes = (state_size + task.action_size, *hidden, output_size)
             params[name] = nets.init_mlp(key_critic, sizes, members=2, layer_norm=config.layer_norm)
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names}
