@@ -161,6 +161,12 @@ def test_other_mistakes_are_one_line(refused, arguments):
     refused(*arguments)
 
 
+def test_help_waits_for_no_simulator_and_no_figures():
+    check = "import sys; from qdac import cli; cli.run(['--help']); print(*sys.modules)"
+    words = subprocess.run([sys.executable, "-c", check], cwd=tiny.ROOT, capture_output=True, text=True).stdout.split()
+    assert "qdac.cli" in words and not {"brax", "mujoco", "matplotlib"} & set(words)
+
+
 def test_a_process_answers_in_one_line_too():
     words = [sys.executable, "-m", "qdac", "train", "--task", "ant_velocty"]
     process = subprocess.run(words, cwd=tiny.ROOT, capture_output=True, text=True)

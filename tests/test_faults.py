@@ -17,6 +17,7 @@ from tiny import checkpoints, train_arguments
 
 import qdac
 from examples.point_mass import point_mass
+from qdac.training import Training
 
 FAULTY_TASKS = """
 import dataclasses
@@ -184,6 +185,23 @@ def test_what_is_not_finite_stops_the_run(command, faulty_tasks, tmp_path, name,
     assert np.isfinite(qdac.load(run)(np.zeros(5), np.zeros(2))).all()
     assert error_line(command("train", "--resume", run)).split(";")[0] == line.split(";")[0]
     assert contents(run / "checkpoints") == before
+
+
+def test_weights_that_the_last_update_spoiled_are_not_saved(monkeypatch, tmp_path):
+    """All losses up to then are finite; they are of the weights before that update."""
+    iterate = Training.iterate
+
+    def spoil(self, *arguments):
+        iterate(self, *arguments)
+        if self.step == 96:
+            agent = self.state.agent
+            params = agent.params | {"log_temperature": agent.params["log_temperature"] * np.nan}
+            self.state = self.state._replace(agent=agent._replace(params=params))
+
+    monkeypatch.setattr(Training, "iterate", spoil)
+    with pytest.raises(qdac.UserError, match="at env step 96: .*log_temperature.*step 80 is saved"):
+        tiny.train(tmp_path / "run", checkpoint_minutes=0.0)
+    assert [int(path.name) for path in checkpoints(tmp_path / "run")] == [64, 80]
 
 
 def test_a_policy_of_another_task(refused, trained):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from probes import assert_trees_close, clock_task, dial_task, small_config
 
@@ -120,6 +121,13 @@ def test_log_probabilities_follow_the_change_of_variables():
     log_normal = -0.5 * ((before_tanh - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
     expected = (log_normal - np.log(1 - action**2)).sum(axis=-1)
     close(log_prob, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_probabilities_integrate_to_one():
+    outputs = jnp.tile(jnp.array([0.4, 0.0]), (20_000, 1))
+    action, log_prob = jax.device_get(nets.sample_tanh_gaussian(outputs, jax.random.PRNGKey(0)))
+    order = np.argsort(action[:, 0])
+    close(np.trapezoid(np.exp(log_prob[order]), action[order, 0]), 1.0, rtol=5e-3)
 
 
 def test_log_probabilities_of_saturated_actions_are_finite():
@@ -342,6 +350,51 @@ def test_discount_widens_its_horizon_geometrically_between_iterations():
     )
     for num_updates, horizon in ((0, 10), (3, 10), (20, 100), (23, 100), (40, 1000), (99, 1000)):
         close(1.0 / (1.0 - agent.discount(jnp.array(num_updates))), horizon, rtol=1e-3)
+
+
+def test_gradients_are_clipped_network_by_network():
+    """Adam's first moment after one step is a tenth of the gradient it was given."""
+    agent = qdac.QDAC(small_config(max_gradient_norm=0.5), clock_task())
+    params = agent.init(jax.random.PRNGKey(0)).params
+    gradients = jax.tree.map(jnp.ones_like, params)
+    _, optimizer = agent.optimizer.update(gradients, agent.optimizer.init(params), params)
+    moments = optax.tree_utils.tree_get_all_with_path(optimizer, "mu")
+    close([optax.global_norm(moment) for _, moment in moments], [0.05] * len(params))
+
+
+def test_moments_do_not_depend_on_how_observations_arrive():
+    """Rounds of 2 x 3 and 2 x 5 observations: the mean and variance of all 16."""
+    agent = qdac.QDAC(small_config(normalize_observations=True), clock_task())
+    obs = np.random.default_rng(0).normal([3.0, -1.0], [2.0, 0.5], (2, 8, 2)).astype(np.float32)
+    state = agent.init(jax.random.PRNGKey(0))
+    for seen in (obs[:, :3], obs[:, 3:]):
+        state = agent.observe(state, seen)
+    close(state.moments.mean, obs.mean(axis=(0, 1)))
+    close(state.moments.variance, obs.var(axis=(0, 1)))
+    assert state.moments.count == 16
+    close(state.moments.normalize(obs).std(axis=(0, 1)), [1, 1], rtol=1e-3)
+    close(state.moments.normalize(state.moments.mean + 1e6), [10, 10])
+
+
+def test_observations_reach_actor_and_critics_normalised():
+    """The same step, shown in other units and normalised by its own moments, teaches the same."""
+    agent = qdac.QDAC(small_config(normalize_observations=True), clock_task())
+    start = agent.init(jax.random.PRNGKey(0))
+    shift, scale = np.array([5.0, -2.0], np.float32), np.array([4.0, 0.5], np.float32)
+    moments = [
+        qdac.Moments(jnp.zeros(2), jnp.ones(2) - 1e-4, jnp.ones(())),
+        qdac.Moments(jnp.array(shift), jnp.array(scale**2 - 1e-4), jnp.ones(())),
+    ]
+    batches = [BATCH, BATCH._replace(obs=BATCH.obs * scale + shift, next_obs=BATCH.next_obs * scale + shift)]
+    keys = jax.random.split(jax.random.PRNGKey(1), 2)
+    update = jax.jit(agent.update)
+    results = []
+    for of_units, batch in zip(moments, batches, strict=True):
+        state = start._replace(moments=of_units)
+        _, metrics = update(state, (batch, batch), keys[0])
+        action = agent.explore(agent.policy_params(state), batch.obs, batch.skill, keys)
+        results.append((metrics, action))
+    assert_trees_close(*results, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import tiny
 from tiny import ROUND, Process, assert_same_run, checkpoints
 
 import qdac
+from qdac.training import Training
 
 ENDLESS = 1_000_000
 SAVE_ALWAYS = {"checkpoint_minutes": 0.0}
@@ -53,6 +54,34 @@ def test_a_budget_raised_in_steps(trained, tmp_path):
     run = tiny.train(tmp_path / "run", steps=16)
     for steps in (80, 96, 160):
         qdac.resume(run, steps=steps)
+    assert_same_run(run, trained)
+
+
+def test_a_time_limit_that_is_lifted(trained, tmp_path):
+    """Stops before the first round; the row that it ends with is not one of an unlimited run."""
+    run = tiny.train(tmp_path / "run", max_minutes=1e-9)
+    assert (run / "metrics.csv").read_text().splitlines()[-1].startswith("0,")
+    qdac.resume(run, max_minutes=0.0)
+    assert_same_run(run, trained)
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_an_interrupt_in_python(trained, tmp_path, monkeypatch, num_signals):
+    """The first saves before it has its usual effect; with a second it has it at once."""
+    run, iterate = tmp_path / "run", Training.iterate
+
+    def interrupted(self, *arguments):
+        iterate(self, *arguments)
+        if self.step == 5 * ROUND:
+            for _ in range(num_signals):
+                signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Training, "iterate", interrupted)
+        tiny.train(run)
+    assert [int(path.name) for path in checkpoints(run)] == ([5 * ROUND] if num_signals == 1 else [])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    qdac.resume(run)
     assert_same_run(run, trained)
 
 

@@ -230,7 +230,7 @@ class QDAC:
         params = {
             "actor": nets.init_mlp(key_actor, (state_size, *hidden, 2 * task.action_size)),
             "multiplier": nets.init_mlp(key_multiplier, (state_size, *hidden, 1)),
-            "log_temperature": jnp.log(config.initial_temperature),
+            "log_temperature": jnp.log(jnp.float32(config.initial_temperature)),
         }
         outputs = (1 + task.skill_size,) if config.shared_critics else (1, task.skill_size)
         for name, key_critic, output_size in zip(self.critic_names, keys_critics[: len(outputs)], outputs, strict=True):
