@@ -85,13 +85,13 @@ def run(
         "first_step_seconds": round(first_step_seconds, 1),
         "raw_brax_steps_per_second": round(raw_rate),
         "collection_steps_per_second": round(collect_rate),
-        "collection_over_raw_brax": round(collect_rate / raw_rate, 2),
+        "collection_over_raw_brax": round(collect_rate / raw_rate, 4),
         **updates,
         "update": own,
         "env_steps_per_second": round(trunk.steps_per_iteration / train_time),
         "updates_per_second": round(config.updates_per_iteration / train_time, 1),
         "limit_env_steps_per_second": round(trunk.steps_per_iteration / limit_time),
-        "training_over_limit": round(limit_time / train_time, 3),
+        "training_over_limit": round(limit_time / train_time, 4),
         "large_replay_over_small": round(large_time / small_time, 3),
         "peak_memory_bytes": peak_bytes,
     }
@@ -213,5 +213,5 @@ def _update_beside_peak(agent: Any, trunk: Trunk, replay: Any, seconds: float) -
         "ms": round(1e3 * update_time / update.num, 2),
         "gflops": round(rate, 1),
         "peak_gflops": round(peak, 1),
-        "share_of_peak": round(rate / peak, 3),
+        "share_of_peak": round(rate / peak, 4),
     }
