@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -144,9 +145,10 @@ class Task:
     feature_names: Sequence[str] = ()
     """A label for each axis of the skill space, with units, for figures."""
 
-    @property
+    @functools.cached_property
     def obs_size(self) -> int:
-        return self.env.observation_size
+        """Traced, because Brax's own `observation_size` simulates a reset without compiling it."""
+        return jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).obs.shape[-1]
 
     @property
     def action_size(self) -> int:

@@ -326,6 +326,10 @@ class Returning(Clock):
             r"state.done should be \(\), got \(1,\)",
         ),
         (
+            {"env": Returning(after_step=lambda state: state._replace(done=state.done > 0))},
+            r"state.done after step should be float32\(\), got bool\(\)",
+        ),
+        (
             {"env": Returning(after_step=lambda state: SimpleNamespace(**state._asdict()))},
             "cannot be traced: ",
         ),

@@ -83,12 +83,16 @@ def check_task(task: Task) -> None:
     except (TypeError, ValueError, AttributeError) as error:
         line = str(error).splitlines()[0]
         raise UserError(f"task {task.name!r}: reset, step or feature cannot be traced: {line}") from error
-    expect("state.obs at reset", state.obs.shape, (task.obs_size,))
-    expect("state.obs after step", next_state.obs.shape, (task.obs_size,))
+    obs_shape = (task.env.observation_size,)
+    expect("state.obs at reset", state.obs.shape, obs_shape)
+    expect("state.obs after step", next_state.obs.shape, obs_shape)
     expect("state.reward", next_state.reward.shape, ())
     expect("state.done", next_state.done.shape, ())
     expect("feature(state)", feature.shape, (task.skill_size,))
     expect("structure of the state after a step", jax.tree.structure(next_state), jax.tree.structure(state))
+    before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (state, next_state))
+    for (path, old), (_, new) in zip(before, after, strict=True):
+        expect(f"state{jax.tree_util.keystr(path)} after step", f"{new.dtype}{new.shape}", f"{old.dtype}{old.shape}")
     sample = jax.eval_shape(lambda key: task.skill_space.sample(key, 3), jax.random.PRNGKey(0))
     expect("skill_space.sample(key, 3)", sample.shape, (3, task.skill_size))
     for what, value in (("threshold", task.threshold), ("d_eval", task.d_eval)):
