@@ -34,6 +34,7 @@ def run() -> int:
         f"\n{describe(evaluation, policy.task)}\n\n"
         f"Figures in {figures}:\n"
         f"  {figures / 'distance.png'}: how close each skill came\n"
+        f"  {figures / 'coverage.png'}: what was done, coloured by what was asked for\n"
         f"  {figures / 'performance.png'}: the return of each skill that was achieved\n"
         f"  {figures / 'learning_curves.png'}: how training went\n\n"
         "This was a few minutes. The real thing takes an hour on 2 cores:\n"

@@ -14,9 +14,7 @@ MIN_STD = 1e-3
 MLPParams = list[dict[str, Array]]
 
 
-def init_mlp(
-    key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: bool = False, zero_output: bool = False
-) -> MLPParams:
+def init_mlp(key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: bool = False) -> MLPParams:
     """Returns the layers of an MLP with LeCun-uniform kernels and zero biases.
 
     With `members`, every array has a leading axis: an ensemble that `apply_mlp` evaluates in one go.
@@ -27,7 +25,7 @@ def init_mlp(
         zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
     ):
         is_output = i == len(sizes) - 2
-        bound = 0.0 if is_output and zero_output else math.sqrt(3.0 / fan_in)
+        bound = math.sqrt(3.0 / fan_in)
         layer = {
             "kernel": jax.random.uniform(key_layer, (*lead, fan_in, fan_out), minval=-bound, maxval=bound),
             "bias": jnp.zeros((*lead, fan_out)),

@@ -102,7 +102,7 @@ def test_demo_trains_draws_and_explains(command, monkeypatch, tmp_path):
     assert "400 skills" in out and out.count("(correlation ") == 2
     assert f"--resume {run.relative_to(tmp_path)}" in out
     figures = [word.rstrip(":") for word in out.split() if word.endswith(".png:")]
-    assert len(figures) == 3 and all((tmp_path / figure).exists() for figure in figures)
+    assert len(figures) == 4 and all((tmp_path / figure).exists() for figure in figures)
 
 
 def test_demo_correlations():
