@@ -44,6 +44,7 @@ class Progress:
         self._end_time = monotonic() + max_seconds
         self._start_time = monotonic()
         self._last_line_time = -math.inf
+        self._has_compiled = False
         self._headlines: dict[str, str] = {}
         self._bar = None
         if stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -62,6 +63,9 @@ class Progress:
     def update(self, step: int, metrics: Mapping[str, float], is_evaluation: bool = False) -> None:
         """Shows the step and the headlines among `metrics`; an evaluation always gets its line."""
         self._step = int(step)
+        if self._has_compiled:  # The steps of a first call were made while it compiled: count from here.
+            self._has_compiled = False
+            self._start_step, self._start_time = self._step, monotonic()
         for name in HEADLINES.keys() & metrics.keys():
             self._headlines[name] = HEADLINES[name].format(float(metrics[name]))
         if self._bar:
@@ -91,13 +95,15 @@ class Progress:
         started = monotonic()
         yield
         seconds = monotonic() - started
-        self._start_time += seconds
+        self._has_compiled = True
         self.message(f"compiled {what} in {seconds:.1f} s")
         if self._bar:
             self._bar.update(self._bar_task, description=self._status())
 
     def _rate(self) -> float:
-        return (self._step - self._start_step) / max(monotonic() - self._start_time, 1e-9)
+        """Returns the steps a second since the last compilation, 0 while there is nothing to measure."""
+        seconds = monotonic() - self._start_time
+        return (self._step - self._start_step) / seconds if seconds > 0 else 0.0
 
     def _last_step(self, rate: float) -> float:
         """Returns the step it will end at: the last one, or the one it will have reached when time is up."""
@@ -110,11 +116,9 @@ class Progress:
         if rate > 0:
             seconds = max(self._last_step(rate) - self._step, 0) / rate
             remaining = str(datetime.timedelta(seconds=round(seconds)))
-        counts = [
-            f"{self._step:,}/{self._total_steps:,} {self._unit}",
-            f"{rate:,.0f} {self._unit}/s",
-            f"ETA {remaining}",
-        ]
+        counts = [f"{self._step:,}/{self._total_steps:,} {self._unit}"]
+        counts += [f"{rate:,.0f} {self._unit}/s"] if rate > 0 else []
+        counts += [f"ETA {remaining}"]
         headlines = [self._headlines[name] for name in HEADLINES if name in self._headlines]
         return "  ".join(counts + headlines)
 

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from qdac.types import Array, EnvState, Params, Policy, Task, Transition
 
 Explore = Callable[[Params, Array, Array, Array], Array]
-"""(params, obs [num, obs_size], skill [num, skill_size], keys [num, 2]) -> actions [num, action_size]."""
+"""(params, obs [num, obs_size], skill [num, skill_size], noise [num, action_size]) -> actions [num, action_size].
+
+The noise is standard normal, drawn for all steps at once: small kernels inside the scan cost more than they compute."""
 
 
 class Episodes(NamedTuple):
@@ -60,15 +62,17 @@ def collect(
     An episode that ends goes on as a new one, from a fresh reset with a fresh skill. Every env has
     one fresh start prepared for each call: resets cost little however often episodes end.
     """
-    keys = jax.vmap(lambda key: jax.random.split(key, 3))(episodes.key)
+    keys = jax.vmap(lambda key: jax.random.split(key, 4))(episodes.key)
     episodes = episodes._replace(key=keys[:, 0])
     fresh_env = jax.vmap(task.reset)(keys[:, 1])
+    noise = jax.vmap(lambda key: jax.random.normal(key, (num_steps, task.action_size)), out_axes=1)(keys[:, 2])
+    fresh_skills = jax.vmap(lambda key: task.skill_space.sample(key, num_steps), out_axes=1)(keys[:, 3])
 
-    def one_step(episodes: Episodes, step_keys: Array):
-        keys = jax.vmap(jax.random.split)(step_keys)
+    def one_step(episodes: Episodes, drawn: tuple[Array, Array]):
+        noise, fresh_skill = drawn
         obs, skill = episodes.env.obs, episodes.skill
         feature = jax.vmap(task.feature)(episodes.env)
-        action = explore(params, obs, skill, keys[:, 0])
+        action = explore(params, obs, skill, noise)
         env = jax.vmap(task.step)(episodes.env, action)
         num_steps = episodes.num_steps + 1
         terminated = env.done.astype(jnp.float32)
@@ -88,7 +92,7 @@ def collect(
         )
         fresh = Episodes(
             env=fresh_env,
-            skill=jax.vmap(lambda key: task.skill_space.sample(key, 1)[0])(keys[:, 1]),
+            skill=fresh_skill,
             num_steps=jnp.zeros_like(num_steps),
             total_reward=jnp.zeros_like(total_reward),
             feature_sum=jnp.zeros_like(feature_sum),
@@ -100,8 +104,7 @@ def collect(
         )
         return episodes, (transition, stats)
 
-    step_keys = jax.vmap(lambda key: jax.random.split(key, num_steps), out_axes=1)(keys[:, 2])
-    episodes, (transitions, stats) = jax.lax.scan(one_step, episodes, step_keys)
+    episodes, (transitions, stats) = jax.lax.scan(one_step, episodes, (noise, fresh_skills))
     transitions = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), transitions)
     sums = jax.tree.map(lambda x: x.sum(0) if x.dtype != bool else x.all(0), stats)
     return episodes, transitions, sums

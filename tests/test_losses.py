@@ -386,13 +386,14 @@ def test_observations_reach_actor_and_critics_normalised():
         qdac.Moments(jnp.array(shift), jnp.array(scale**2 - 1e-4), jnp.ones(())),
     ]
     batches = [BATCH, BATCH._replace(obs=BATCH.obs * scale + shift, next_obs=BATCH.next_obs * scale + shift)]
-    keys = jax.random.split(jax.random.PRNGKey(1), 2)
+    key = jax.random.PRNGKey(1)
+    noise = jax.random.normal(key, (2, agent.task.action_size))
     update = jax.jit(agent.update)
     results = []
     for of_units, batch in zip(moments, batches, strict=True):
         state = start._replace(moments=of_units)
-        _, metrics = update(state, (batch, batch), keys[0])
-        action = agent.explore(agent.policy_params(state), batch.obs, batch.skill, keys)
+        _, metrics = update(state, (batch, batch), key)
+        action = agent.explore(agent.policy_params(state), batch.obs, batch.skill, noise)
         results.append((metrics, action))
     assert_trees_close(*results, rtol=1e-4, atol=1e-6)
 
@@ -426,3 +427,22 @@ def test_config_says_what_is_wrong(fields, message):
 
 def test_config_takes_the_limits():
     small_config(discount=0.0, target_rate=1.0, n_step=9, warmup_steps=20, updates_per_iteration=0)
+
+
+def test_the_policy_that_acts_is_an_average_of_the_actor():
+    """After each update it moves the given share of the way to the actor, from where the actor began."""
+    agent = qdac.QDAC(small_config(actor_average_rate=0.25), clock_task())
+    state = agent.init(jax.random.PRNGKey(0))
+    expected = state.params["actor"]
+    for seed in (1, 2):
+        state, _ = agent.update(state, (BATCH, BATCH), jax.random.PRNGKey(seed))
+        expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, expected, state.params["actor"])
+        assert_trees_close(agent.policy_params(state)["actor"], expected, rtol=1e-5, atol=1e-7)
+    assert not np.allclose(expected[0]["kernel"], state.params["actor"][0]["kernel"], rtol=1e-5, atol=0)
+
+
+def test_the_actor_acts_itself_unless_averaged():
+    agent = qdac.QDAC(small_config(), clock_task())
+    state, _ = agent.update(agent.init(jax.random.PRNGKey(0)), (BATCH, BATCH), jax.random.PRNGKey(1))
+    assert agent.policy_params(state)["actor"] is state.params["actor"]
+    assert "actor" not in state.target

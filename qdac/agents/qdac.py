@@ -51,6 +51,8 @@ class Config:
     """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
     target_rate: float = 0.005
     """tau: how far the target critics move towards the critics at each update."""
+    actor_average_rate: float = 1.0
+    """How far the policy that acts moves towards the actor that is trained at each update; 1 for the same."""
     n_step: int = 1
     """Steps summed in the targets of transitions that keep the skill they were collected with."""
     batch_size: int = 256
@@ -110,8 +112,9 @@ class Config:
         for name in ("discount", "initial_discount"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
-        if not 0 < self.target_rate <= 1:
-            raise UserError(f"target_rate should be in (0, 1], got {self.target_rate}")
+        for name in ("target_rate", "actor_average_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"{name} should be in (0, 1], got {getattr(self, name)}")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
 
@@ -145,7 +148,7 @@ class State(NamedTuple):
     params: dict[str, Params]
     """actor, critic, successor (unless the critics share), multiplier, log_temperature."""
     target: dict[str, Params]
-    """Slow copies of the critics."""
+    """Slow copies of the critics, and of the actor where it acts by an average."""
     optimizer: Any
     moments: Moments
     num_updates: Array
@@ -213,6 +216,9 @@ class QDAC:
         self.unit = (high - low) / (self.normalize(high) - origin)
         """The task's units in one unit of the critics."""
         self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
+        self.target_rates = dict.fromkeys(self.critic_names, config.target_rate)
+        if config.actor_average_rate < 1.0:
+            self.target_rates["actor"] = config.actor_average_rate
         groups = dict.fromkeys(("actor", "multiplier", *self.critic_names), config.learning_rate)
         groups["log_temperature"] = config.temperature_learning_rate
         clip = (optax.clip_by_global_norm(config.max_gradient_norm),) if config.max_gradient_norm else ()
@@ -236,7 +242,7 @@ class QDAC:
         for name, key_critic, output_size in zip(self.critic_names, keys_critics[: len(outputs)], outputs, strict=True):
             sizes = (state_size + task.action_size, *hidden, output_size)
             params[name] = nets.init_mlp(key_critic, sizes, members=2, layer_norm=config.layer_norm)
-        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names}
+        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.target_rates}
         moments = Moments(jnp.zeros(task.obs_size), jnp.ones(task.obs_size), jnp.zeros(()))
         return State(params, target, self.optimizer.init(params), moments, jnp.zeros((), jnp.int32))
 
@@ -251,7 +257,7 @@ class QDAC:
 
     def policy_params(self, state: State) -> Params:
         """Returns what acting needs: the actor's parameters, and the moments its inputs are scaled by."""
-        return {"actor": state.params["actor"], "moments": state.moments}
+        return {"actor": state.target.get("actor", state.params["actor"]), "moments": state.moments}
 
     def initial_carry(self, num: int) -> tuple[()]:
         return ()
@@ -267,10 +273,9 @@ class QDAC:
         inputs = jnp.concatenate([obs, self.normalize(skill)], axis=-1)
         return nets.tanh_gaussian(nets.apply_mlp(params["actor"], inputs))
 
-    def explore(self, params: Params, obs: Array, skill: Array, keys: Array) -> Array:
-        """Returns stochastic actions for collection, one key an env."""
+    def explore(self, params: Params, obs: Array, skill: Array, noise: Array) -> Array:
+        """Returns stochastic actions for collection, from standard normal noise [num, action_size]."""
         mean, std = self.action_distribution(params, obs, skill)
-        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
         return jnp.tanh(mean + std * noise)
 
     def discount(self, num_updates: Array) -> Array | float:
@@ -349,7 +354,7 @@ class QDAC:
         loss_successor = bellman_loss(successor, fixed(feature_target))
 
         # Policy improvement: the mean of both heads judges the policy's own actions.
-        value, successor = self.critics(fixed({k: params[k] for k in target}), batch.obs, action, skill)
+        value, successor = self.critics(fixed({name: params[name] for name in self.critic_names}), batch.obs, action, skill)
         value = value.mean(axis=0) / scale
         expected_feature = successor.mean(axis=0) * ((1.0 - discount) / scale)
         difference = expected_feature - skill
@@ -413,9 +418,10 @@ class QDAC:
         )
         updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        target = optax.incremental_update(
-            {name: params[name] for name in state.target}, state.target, self.config.target_rate
-        )
+        target = {
+            name: optax.incremental_update(params[name], state.target[name], rate)
+            for name, rate in self.target_rates.items()
+        }
         return State(params, target, optimizer, state.moments, state.num_updates + 1), metrics
 
 
