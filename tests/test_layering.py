@@ -20,7 +20,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"agents"},
     {"trunk"},
     {"rollout"},
-    {"replay", "nets", "runs", "progress", "metrics", "tasks"},
+    {"replay", "nets", "runs", "progress", "metrics", "statistics", "tasks"},
     {"__init__"},  # runs before all others, so everyone may import `qdac` itself
     {"types", "device"},
     {"errors"},
