@@ -17,12 +17,14 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from qdac import metrics, rollout
+from qdac.cells import grid_cells
 from qdac.config import from_dict
 from qdac.errors import UserError
 from qdac.progress import Progress
 from qdac.report.figures import save_evaluation_figures
+from qdac.report.spaces import describe_space
 from qdac.runs import open_run, read_policy_file, unflatten, write_json
-from qdac.types import Array, Params, Policy, Task
+from qdac.types import Array, Params, Policy, SkillSpace, Task
 
 ROLLOUTS_PER_DEVICE = 128
 """XLA's CPU backend steps this many envs on one core fastest; an accelerator takes them in its stride."""
@@ -167,11 +169,13 @@ class PolicyEvaluation(metrics.Evaluation):
 
     origin: Mapping[str, Any]
     d_eval: float
+    skill_space: SkillSpace
 
     @property
     def summary(self) -> dict[str, Any]:
         """Returns where the policy comes from and every score, ready for JSON."""
-        return {**self.origin, **metrics.summary(self, self.d_eval)}
+        coverage = metrics.coverage(self, grid_cells(self.skill_space))
+        return {**self.origin, **metrics.summary(self, self.d_eval), "coverage": coverage}
 
 
 def evaluate(
@@ -196,13 +200,20 @@ def evaluate(
             progress.update(done, {}, is_evaluation=done == total)
 
         table = evaluator(policy.params, skills, rollouts, seed, report)
-    return PolicyEvaluation(**vars(table), origin=policy.origin, d_eval=policy.task.d_eval)
+    task = policy.task
+    return PolicyEvaluation(
+        **vars(table), origin=policy.origin, d_eval=task.d_eval, skill_space=task.skill_space
+    )
 
 
 def save_evaluation(evaluation: PolicyEvaluation, task: Task, folder: str | Path) -> list[Path]:
-    """Returns the files written to `folder`: evaluation.csv, evaluation.json and figures/."""
+    """Returns the files written to `folder`: evaluation.csv, evaluation.json and figures/.
+
+    evaluation.json also says what reports need to know of the task, so that they need not make it.
+    """
     table, scores = Path(folder) / "evaluation.csv", Path(folder) / "evaluation.json"
     table.parent.mkdir(parents=True, exist_ok=True)
     evaluation.save(table)
-    write_json(scores, evaluation.summary)
+    drawn_with = {"d_eval": task.d_eval, "skill_space": describe_space(task.skill_space, task.feature_names)}
+    write_json(scores, {**evaluation.summary, **drawn_with})
     return [table, scores, *save_evaluation_figures(evaluation, task, Path(folder) / "figures")]

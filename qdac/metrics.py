@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qdac.cells import Cells
 from qdac.errors import UserError
 
 
@@ -113,6 +114,12 @@ def max_return(evaluation: Evaluation, d_eval: float) -> float:
     """Returns the largest R(z) among achieved skills, NaN when none is achieved."""
     returns = skill_returns(evaluation)[is_achieved(evaluation, d_eval)]
     return float(returns.max()) if returns.size else math.nan
+
+
+def coverage(evaluation: Evaluation, cells: Cells) -> float:
+    """Returns the share of cells that hold the observed skill of at least one rollout, whatever was asked for."""
+    found = cells.index(evaluation.observed_skills.reshape(-1, cells.size))
+    return len(np.unique(found[found >= 0])) / cells.num_cells
 
 
 def distance_profile(evaluation: Evaluation, thresholds: np.ndarray) -> np.ndarray:

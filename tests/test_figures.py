@@ -198,7 +198,7 @@ def test_skills_off_the_grid_are_refused(tmp_path, other):
 def drawn(monkeypatch):
     """The figures that were saved, as objects."""
     saved = []
-    monkeypatch.setattr(figures, "_save", lambda figure, folder, name: saved.append(figure) or [folder])
+    monkeypatch.setattr(figures, "save_figure", lambda figure, folder, name: saved.append(figure) or [folder])
     return saved
 
 

@@ -13,6 +13,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"__main__"},
     {"cli"},
     {"demo", "bench"},
+    {"explore"},
     {"training"},
     {"evaluation"},
     {"report"},
@@ -21,6 +22,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"trunk"},
     {"rollout"},
     {"replay", "nets", "runs", "progress", "metrics", "statistics", "tasks"},
+    {"cells"},
     {"__init__"},  # runs before all others, so everyone may import `qdac` itself
     {"types", "device"},
     {"errors"},

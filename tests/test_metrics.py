@@ -1,5 +1,6 @@
 """The scores against numbers computed by hand, and the table they are computed from."""
 
+import dataclasses
 import json
 import math
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from qdac import metrics
+from qdac.cells import Grid
 from qdac.errors import UserError
 from qdac.metrics import Evaluation
 
@@ -145,3 +147,11 @@ def test_a_missing_table_is_the_users_error(tmp_path):
 def test_shapes_that_do_not_fit_are_refused(evaluation):
     with pytest.raises(ValueError, match=r"lengths should be \(3, 2\), got \(2, 3\)"):
         Evaluation(evaluation.skills, evaluation.observed_skills, evaluation.returns, evaluation.lengths.T)
+
+
+def test_coverage_counts_cells_that_were_observed_whatever_was_asked(evaluation):
+    cells = Grid((0.0, 0.0), (4.0, 2.0), (4, 2))
+    observed = np.zeros_like(evaluation.observed_skills) + [0.5, 0.5]
+    observed[0, 0], observed[0, 1], observed[1, 0] = (4.0, 2.0), (np.nan, 1.0), (4.1, 1.0)
+    seen = dataclasses.replace(evaluation, observed_skills=observed)
+    assert metrics.coverage(seen, cells) == 2 / 8

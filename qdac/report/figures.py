@@ -6,7 +6,6 @@ The drawing functions take data and an axes or a figure, and return it; `save_ev
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import textwrap
@@ -19,6 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.patches import Annulus, Rectangle, Wedge
 from matplotlib.ticker import EngFormatter, PercentFormatter
@@ -26,6 +26,8 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 from qdac import metrics
 from qdac.errors import UserError
 from qdac.metrics import Evaluation
+from qdac.report.spaces import TaskView, is_circle
+from qdac.report.tables import points, read_rows
 
 if TYPE_CHECKING:
     from qdac.types import SkillSpace, Task
@@ -41,8 +43,10 @@ STYLE = {
     "hatch.linewidth": 0.4,
     "savefig.dpi": 300.0,
     "svg.hashsalt": "qdac",
+    "text.parse_math": False,
 }
-"""Legible at the width of one journal column; the salt makes two drawings of the same data the same SVG."""
+"""Legible at the width of one journal column; the salt makes two drawings of the same data the same SVG.
+Names come from users, so a $ in one is a $."""
 COLUMN_WIDTH = 3.5
 EMPTY = {"facecolor": "0.95", "edgecolor": "0.7", "hatch": "//////"}
 RING_WIDTH = 0.3
@@ -71,22 +75,30 @@ def heatmap(
     and later ones are nested in the cells of earlier ones: a strip for one dimension, a map for two,
     a map of maps for four. Headings are drawn as a ring. `mark` is a value marked on the colour bar.
     """
-    values = np.ma.masked_invalid(np.asarray(values, np.float64))
-    if values.size != math.prod(skill_space.grid_shape):
-        raise ValueError(f"expected a value for each of {skill_space.grid_shape} cells, got {values.size}")
-    cells = (_ring if _is_ring(skill_space) else _nested_map)(ax, values, skill_space, feature_names)
-    if values.count():
-        cells.set_clim(values.min(), values.max() if vmax is None else vmax)
+    cells = draw_cells(ax, values, skill_space, feature_names)
+    shown = cells.get_array().compressed()
+    if shown.size:
+        cells.set_clim(shown.min(), shown.max() if vmax is None else vmax)
         location = "bottom" if skill_space.size == 1 else "right"
         bar = ax.figure.colorbar(cells, ax=ax, label=label, location=location, aspect=30, pad=0.06)
-        if mark is not None and cells.norm.vmin <= mark <= cells.norm.vmax:
-            bar.add_lines([mark, mark], colors=["white", "black"], linewidths=[2.5, 1.0])
+        mark_colour_bar(bar, mark)
     return ax
 
 
-def _is_ring(skill_space: SkillSpace) -> bool:
-    """Returns whether skills are headings: two numbers, (cos, sin), on a grid with a single axis."""
-    return skill_space.size == 2 and len(skill_space.grid_shape) == 1
+def draw_cells(
+    ax: Axes, values: np.ndarray, skill_space: SkillSpace, feature_names: Sequence[str] = ()
+) -> ScalarMappable:
+    """Returns the coloured cells that it draws into `ax`, see `heatmap`; scale and bar are the caller's."""
+    values = np.ma.masked_invalid(np.asarray(values, np.float64))
+    if values.size != math.prod(skill_space.grid_shape):
+        raise ValueError(f"expected a value for each of {skill_space.grid_shape} cells, got {values.size}")
+    return (_ring if is_circle(skill_space) else _nested_map)(ax, values, skill_space, feature_names)
+
+
+def mark_colour_bar(bar: Colorbar, mark: float | None) -> None:
+    """Draws a line at the value `mark`, if it is on the colour bar."""
+    if mark is not None and bar.norm.vmin <= mark <= bar.norm.vmax:
+        bar.add_lines([mark, mark], colors=["white", "black"], linewidths=[2.5, 1.0])
 
 
 def _nested_map(
@@ -158,12 +170,12 @@ def _frame_circle(ax: Axes) -> None:
 def profiles(figure: Figure, evaluation: Evaluation, d_eval: float) -> Figure:
     """Returns `figure` with the distance profile on the left and the performance profile on the right."""
     left, right = figure.subplots(1, 2, sharey=True)
-    thresholds = _thresholds(np.append(metrics.skill_distances(evaluation), [0.0, 2 * d_eval]))
+    thresholds = profile_thresholds(np.append(metrics.skill_distances(evaluation), [0.0, 2 * d_eval]))
     left.plot(thresholds, metrics.distance_profile(evaluation, thresholds), color="black")
     left.axvline(d_eval, color="0.5", linestyle=":", label="d_eval")
     left.set(xlabel="distance threshold x", ylabel="share of skills", title="d(z) < x")
     left.legend(loc="lower right")
-    thresholds = _thresholds(metrics.skill_returns(evaluation))
+    thresholds = profile_thresholds(metrics.skill_returns(evaluation))
     shares = metrics.performance_profile(evaluation, thresholds, d_eval)
     right.plot(thresholds, shares, color="black", label="achieved")
     shares = metrics.performance_profile(evaluation, thresholds)
@@ -177,15 +189,15 @@ def profiles(figure: Figure, evaluation: Evaluation, d_eval: float) -> Figure:
     return figure
 
 
-def _thresholds(values: np.ndarray) -> np.ndarray:
+def profile_thresholds(values: np.ndarray) -> np.ndarray:
     """Returns 201 thresholds over the range of the finite values."""
     finite = values[np.isfinite(values)]
     return np.linspace(finite.min(), finite.max(), 201) if finite.size else np.zeros(1)
 
 
-def coverage(figure: Figure, evaluation: Evaluation, task: Task) -> Figure:
+def coverage(figure: Figure, evaluation: Evaluation, task: TaskView | Task) -> Figure:
     """Returns `figure` with the skill that each rollout showed against the skill it was asked for."""
-    if _is_ring(task.skill_space):
+    if is_circle(task.skill_space):
         _coverage_of_circle(figure.subplots(), evaluation, task)
     elif task.skill_space.size == 1:
         _coverage_of_line(figure.subplots(), evaluation, task)
@@ -196,7 +208,7 @@ def coverage(figure: Figure, evaluation: Evaluation, task: Task) -> Figure:
     return figure
 
 
-def _coverage_of_line(ax: Axes, evaluation: Evaluation, task: Task) -> None:
+def _coverage_of_line(ax: Axes, evaluation: Evaluation, task: TaskView | Task) -> None:
     ends = np.array([task.skill_space.low[0], task.skill_space.high[0]])
     asked = np.repeat(evaluation.skills[:, 0], evaluation.returns.shape[1])
     ax.fill_between(ends, ends - task.d_eval, ends + task.d_eval, color="0.9", label="within d_eval")
@@ -206,7 +218,7 @@ def _coverage_of_line(ax: Axes, evaluation: Evaluation, task: Task) -> None:
     ax.legend(loc="upper left")
 
 
-def _coverage_of_circle(ax: Axes, evaluation: Evaluation, task: Task) -> None:
+def _coverage_of_circle(ax: Axes, evaluation: Evaluation, task: TaskView | Task) -> None:
     asked = np.repeat(evaluation.skills, evaluation.returns.shape[1], axis=0)
     observed = evaluation.observed_skills.reshape(-1, 2)
     look = {"cmap": "twilight", "edgecolors": "0.3", "linewidths": 0.2, "zorder": 2}
@@ -221,7 +233,7 @@ def _angles(skills: np.ndarray) -> np.ndarray:
     return np.arctan2(skills[:, 1], skills[:, 0])
 
 
-def _coverage_of_plane(figure: Figure, evaluation: Evaluation, task: Task) -> None:
+def _coverage_of_plane(figure: Figure, evaluation: Evaluation, task: TaskView | Task) -> None:
     """Draws the observed skills twice, coloured by each number of the skill asked for, in random order."""
     order = np.random.default_rng(0).permutation(evaluation.returns.size)
     asked = np.repeat(evaluation.skills, evaluation.returns.shape[1], axis=0)[order]
@@ -238,7 +250,7 @@ def _coverage_of_plane(figure: Figure, evaluation: Evaluation, task: Task) -> No
 
 
 @matplotlib.rc_context(STYLE)
-def save_evaluation_figures(evaluation: Evaluation, task: Task, folder: str | Path) -> list[Path]:
+def save_evaluation_figures(evaluation: Evaluation, task: TaskView | Task, folder: str | Path) -> list[Path]:
     """Returns the files written to `folder`: distance, performance, profiles and coverage, as PNG and SVG.
 
     Of the task only `name`, `skill_space`, `feature_names` and `d_eval` are read. The skills have to
@@ -260,7 +272,7 @@ def save_evaluation_figures(evaluation: Evaluation, task: Task, folder: str | Pa
         figure.subplots(), -metrics.skill_distances(evaluation), space, task.feature_names,
         label="−d(z) in units of the skill (line: −d_eval)", vmax=0.0, mark=-task.d_eval,
     )
-    written += _save(figure, folder, "distance")
+    written += save_figure(figure, folder, "distance")
 
     title = f"{task.name}\n{share}, performance score {_number(scores['performance_score'])}"
     figure = _map_figure(space, title)
@@ -268,14 +280,14 @@ def save_evaluation_figures(evaluation: Evaluation, task: Task, folder: str | Pa
         figure.subplots(), np.where(is_achieved, metrics.skill_returns(evaluation), np.nan), space,
         task.feature_names, label="return R(z) (hatched: not achieved)",
     )
-    written += _save(figure, folder, "performance")
+    written += save_figure(figure, folder, "performance")
 
     figure = _figure(2.1, f"{task.name}\n{share}")
-    written += _save(profiles(figure, evaluation, task.d_eval), folder, "profiles")
+    written += save_figure(profiles(figure, evaluation, task.d_eval), folder, "profiles")
 
     if space.size <= 2:
         figure = _figure(2.9, f"{task.name}\n{share}")
-        written += _save(coverage(figure, evaluation, task), folder, "coverage")
+        written += save_figure(coverage(figure, evaluation, task), folder, "coverage")
     return written
 
 
@@ -296,13 +308,16 @@ def _number(score: float | None) -> str:
     return digits.replace("-", "−")
 
 
-def _save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
+def save_figure(figure: Figure, folder: str | Path, name: str, has_png: bool = True) -> list[Path]:
+    """Returns the files written to `folder`: the figure as PNG, if asked for, and as SVG."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    figure.savefig(paths[0])
-    figure.set_layout_engine("none")  # the SVG reuses that of the PNG, which takes most of the time
-    figure.savefig(paths[1], metadata={"Date": None})
+    paths = [folder / f"{name}.png"] if has_png else []
+    for path in paths:
+        figure.savefig(path)
+        figure.set_layout_engine("none")  # the SVG reuses that of the PNG, which takes most of the time
+    paths.append(folder / f"{name}.svg")
+    figure.savefig(paths[-1], metadata={"Date": None})
     return paths
 
 
@@ -312,23 +327,18 @@ def learning_curves(metrics_csv: str | Path, folder: str | Path) -> list[Path]:
 
     Returns an empty list when none has, as in a run that stopped before its first evaluation.
     """
-    with open(metrics_csv, newline="") as file:
-        rows = list(csv.DictReader(file))
-    curves = {}
-    for column, label in CURVES.items():
-        points = [(float(row["step"]), float(row.get(column) or "nan")) for row in rows]
-        points = [point for point in points if math.isfinite(point[1])]
-        if points:
-            curves[label] = points
+    table = read_rows(metrics_csv).columns
+    curves = {label: points(table, column) for column, label in CURVES.items()}
+    curves = {label: curve for label, curve in curves.items() if len(curve[0])}
     if not curves:
         return []
     figure = Figure((COLUMN_WIDTH, 0.4 + 1.1 * len(curves)), layout="constrained")
     panels = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, (label, points) in zip(panels, curves.items(), strict=True):
-        ax.plot(*zip(*points, strict=True), color="black", marker=".", markersize=2)
+    for ax, (label, curve) in zip(panels, curves.items(), strict=True):
+        ax.plot(*curve, color="black", marker=".", markersize=2)
         ax.set_ylabel(label)
         ax.grid(color="0.9", linewidth=0.4)
     panels[-1].set_xlabel("environment steps")
     panels[-1].xaxis.set_major_formatter(EngFormatter())
     figure.align_ylabels()
-    return _save(figure, folder, "learning_curves")
+    return save_figure(figure, folder, "learning_curves")
