@@ -69,6 +69,28 @@ class Evaluate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Explore:
+    """Open a page where a click on the skill space makes the robot execute that skill.
+
+    The page is for this machine only. Give several runs to compare them. The map shows what
+    `qdac evaluate` wrote; without it the space is blank and works all the same.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders, or policy.safetensors files."""
+    port: int | None = None
+    """Port of the page, if not 8765 or, where that is taken, any free one."""
+    no_browser: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Do not open the browser."""
+    export: Path | None = None
+    """Write a static copy to this folder and end: one index.html that opens without server and network."""
+    skills: str = "25"
+    """Of the copy: how many skills of a run to execute, at most 400, or the skills: "0.8,0.2 0.2,0.8"."""
+    seed: int = 0
+    """Of the copy: decides the resets."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Bench:
     """Measure speed on this machine: collection, updates, and training, each beside its limit."""
 
@@ -153,6 +175,23 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def explore(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parsed = parse(Explore, "explore", arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        from qdac.explore import catalogue, export, server
+
+        entries = catalogue.open_entries(parsed.runs)
+        if parsed.export:
+            page = export.export(entries, parsed.export, parsed.skills, parsed.seed)
+        else:
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve(entries, server.listen(parsed.port), not parsed.no_browser)
+            return 0
+    print(page)
+    return 0
+
+
 def bench(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parsed = parse(Bench, "bench", arguments)
@@ -207,6 +246,7 @@ def algos(arguments: Sequence[str]) -> int:
 VERBS: dict[str, tuple[type, Callable[[Sequence[str]], int]]] = {
     "train": (Train, train),
     "evaluate": (Evaluate, evaluate),
+    "explore": (Explore, explore),
     "demo": (Demo, demo),
     "tasks": (Tasks, tasks),
     "algos": (Algos, algos),

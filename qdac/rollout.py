@@ -1,9 +1,9 @@
-"""The only code that steps an env: collecting transitions, and executing skills for evaluation."""
+"""The only code that steps an env: collecting transitions, executing skills, recording one episode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,3 +143,33 @@ def execute(task: Task, policy: Policy, params: Params, skills: Array, keys: Arr
     start = (jax.vmap(task.reset)(keys), policy.initial_carry(num), nothing, jnp.ones(num), jnp.zeros((), jnp.int32))
     _, _, rollouts, _, _ = jax.lax.while_loop(is_running, one_step, start)
     return rollouts._replace(observed_skill=rollouts.observed_skill / rollouts.length[:, None])
+
+
+class Recording(NamedTuple):
+    """Consecutive steps of one episode, [num_steps, ...]; those after its end are not alive."""
+
+    picture: Any
+    """What was to be seen of the state that each step was taken in."""
+    feature: Array
+    reward: Array
+    alive: Array
+
+
+def record(
+    task: Task, policy: Policy, params: Params, skill: Array, episode: tuple, num_steps: int,
+    look: Callable[[EnvState, Array], Any],
+) -> tuple[tuple, Recording]:
+    """Returns one episode after `num_steps` more deterministic steps, and what `look(state, skill)` saw.
+
+    An episode is (env state, memory of the policy, alive), and begins as
+    `(task.reset(key), policy.initial_carry(1), 1.0)`. The time limit is left to the caller.
+    """
+
+    def one_step(episode: tuple, _: None) -> tuple[tuple, Recording]:
+        env, memory, alive = episode
+        picture, feature = look(env, skill), task.feature(env)
+        memory, action = policy.step(params, memory, env.obs[None], skill[None])
+        env = task.step(env, action[0])
+        return (env, memory, jnp.where(env.done > 0, 0.0, alive)), Recording(picture, feature, env.reward, alive)
+
+    return jax.lax.scan(one_step, episode, length=num_steps)
