@@ -51,9 +51,9 @@ COLUMN_WIDTH = 3.5
 EMPTY = {"facecolor": "0.95", "edgecolor": "0.7", "hatch": "//////"}
 RING_WIDTH = 0.3
 CURVES = {
-    "eval/mean_distance": "mean distance d(z)",
+    "eval/mean_distance": "mean distance d(z)\n(units of the skill)",
     "eval/achieved": "share achieved",
-    "eval/mean_return": "mean return",
+    "eval/mean_return": "mean return\n(sum of rewards)",
     "train/multiplier": "multiplier λ",
 }
 """Columns of metrics.csv that are drawn, and their labels."""

@@ -80,12 +80,16 @@ def infer_space(skills: np.ndarray) -> SkillSpace:
     shape = tuple(map(len, axes))
     if math.prod(shape) != len(skills) or min(shape) < 2:
         raise ValueError(f"the {len(skills)} skills in evaluation.csv are not a grid")
-    low, high = [], []
-    for axis in axes:
-        half = (axis[-1] - axis[0]) / (len(axis) - 1) / 2
-        low.append(float(f"{axis[0] - half:.4g}") + 0.0)
-        high.append(float(f"{axis[-1] + half:.4g}") + 0.0)
-    return Box(tuple(low), tuple(high), shape)
+    bounds = [_bounds(axis) for axis in axes]
+    return Box(tuple(low for low, _ in bounds), tuple(high for _, high in bounds), shape)
+
+
+def _bounds(centres: np.ndarray) -> tuple[float, float]:
+    """Returns the ends of an axis with equal cells at `centres`, without the noise of float32."""
+    span = float(centres[-1] - centres[0])
+    half = span / (len(centres) - 1) / 2
+    digits = 4 - math.floor(math.log10(span))
+    return round(float(centres[0]) - half, digits) + 0.0, round(float(centres[-1]) + half, digits) + 0.0
 
 
 def infer_d_eval(evaluation: Evaluation, achieved: float | None) -> float:

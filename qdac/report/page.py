@@ -1,0 +1,54 @@
+"""The page of a report: one HTML file with its figures inside, which needs no network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from qdac.report.tables import Table
+
+TEXT_COLUMNS = {"task", "algorithm", "folder", "reason", "machine", "score", "first", "second"}
+"""Columns of tables that are set to the left."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnFigure:
+    """A figure that was saved, with what to say of it."""
+
+    title: str
+    caption: str
+    paths: Sequence[Path]
+    """Its files; the SVG is the last."""
+
+    @property
+    def files(self) -> list[str]:
+        return [path.name for path in self.paths]
+
+    @property
+    def svg(self) -> Markup:
+        """Returns the drawing as an element of a page, without the head of an SVG file."""
+        text = self.paths[-1].read_text(encoding="utf-8")
+        return Markup(text[text.index("<svg") :])
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the page: sentences, then tables, then figures."""
+
+    title: str
+    texts: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[DrawnFigure] = ()
+
+
+def render(title: str, introduction: str, sections: Sequence[Section]) -> str:
+    """Returns the HTML; all text in it is escaped."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        title=title, introduction=introduction, sections=sections, text_columns=TEXT_COLUMNS
+    )
