@@ -13,7 +13,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -88,6 +88,23 @@ class Explore:
     """Of the copy: how many skills of a run to execute, at most 400, or the skills: "0.8,0.2 0.2,0.8"."""
     seed: int = 0
     """Of the copy: decides the resets."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Compare runs: maps, profiles, curves and scores with intervals, on one page.
+
+    Runs are grouped by task and algorithm from their own files. Writes index.html, which holds everything
+    and needs no network, figures/ (SVG and PNG) and tables/ (CSV). A run that is unfinished or broken is
+    used as far as it goes, and what was left out is named.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders, or folders with run folders below them."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    """Folder for the report."""
+    png: bool = True
+    """Whether figures are also written as PNG."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +209,28 @@ def explore(arguments: Sequence[str]) -> int:
     return 0
 
 
+def report(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parsed = parse(Report, "report", arguments)
+    if not parsed.runs:
+        raise UserError("expected at least one run folder, got none; for example: qdac report runs/walker -o report")
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from qdac.report.build import write_report
+
+    written = write_report(parsed.runs, parsed.out, parsed.png)
+    table = Table(*written.summary.columns, box=None, pad_edge=False)
+    for row in written.summary.texts():
+        table.add_row(*map(Text, row))
+    Console(width=1000).print(table)  # numbers are not cut to fit: a narrow terminal breaks the lines itself
+    for folder, reason in written.left_out.rows:
+        print(f"note: {folder}: {reason}", file=sys.stderr)
+    print(f"report in {written.index}", file=sys.stderr)
+    return 0
+
+
 def bench(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parsed = parse(Bench, "bench", arguments)
@@ -246,6 +285,7 @@ def algos(arguments: Sequence[str]) -> int:
 VERBS: dict[str, tuple[type, Callable[[Sequence[str]], int]]] = {
     "train": (Train, train),
     "evaluate": (Evaluate, evaluate),
+    "report": (Report, report),
     "explore": (Explore, explore),
     "demo": (Demo, demo),
     "tasks": (Tasks, tasks),
@@ -267,6 +307,7 @@ Quality-Diversity Actor-Critic: one policy, many skills.
 
   qdac train --task walker2d_feet_contact --preset debug --out RUN
   qdac evaluate RUN
+  qdac report RUN -o report
 """
 
 
