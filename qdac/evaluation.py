@@ -23,7 +23,7 @@ from qdac.errors import UserError
 from qdac.progress import Progress
 from qdac.report.figures import save_evaluation_figures
 from qdac.report.spaces import describe_space
-from qdac.runs import open_run, read_policy_file, unflatten, write_json
+from qdac.runs import open_run, read_tensor_file, unflatten, write_json
 from qdac.types import Array, Params, Policy, SkillSpace, Task
 
 ROLLOUTS_PER_DEVICE = 128
@@ -133,7 +133,7 @@ def load(path: str | Path, task: str | Task | None = None) -> TrainedPolicy:
                 f"{run.path} has no policy yet, it is written with the first checkpoint; "
                 f"go on with `qdac train --resume {run.path}`"
             )
-    tensors, metadata = read_policy_file(path)
+    tensors, metadata = read_tensor_file(path)
     asked = task.name if isinstance(task, Task) else task
     if asked not in (None, metadata["task"]):
         raise UserError(f"{path} was trained on the task {metadata['task']!r}, not on {asked!r}")

@@ -40,6 +40,8 @@ from qdac.errors import UserError, unknown_name
 
 FORMAT = 1
 """The number in every file whose layout may change; a higher one is refused."""
+FORMAT_KEYS = {"policy": "qdac_format", "archive": "qdac_archive_format"}
+"""Where the header of a tensor file has that number, by what the file holds."""
 KEPT_CHECKPOINTS = 2
 CSV_NAMES = ("metrics.csv", "timing.csv")
 
@@ -176,11 +178,7 @@ class Run:
 
     def save_policy(self, tree: Tree, metadata: dict) -> None:
         """Writes policy.safetensors: a small pytree of arrays and, in its header, JSON metadata."""
-        path = self.path / "policy.safetensors"
-        header = {"qdac_format": str(FORMAT), "metadata": json.dumps(metadata)}
-        data = safetensors.numpy.save(flatten(tree), header)
-        with _explained(path, "write", num_bytes=len(data)):
-            _write_file(path, data)
+        write_tensor_file(self.path / "policy.safetensors", tree, metadata)
 
     @property
     def _checkpoints(self) -> Path:
@@ -219,21 +217,28 @@ class Run:
         _sync(tensors_path)
 
 
-def read_policy_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Returns the tensors by name and the metadata of a file that `Run.save_policy` wrote."""
+def write_tensor_file(path: Path, tree: Tree, metadata: dict, kind: str = "policy") -> None:
+    """Writes a pytree of arrays and, in the file's header, JSON metadata, all or nothing."""
+    header = {FORMAT_KEYS[kind]: str(FORMAT), "metadata": json.dumps(metadata)}
+    data = safetensors.numpy.save(flatten(tree), header)
+    with _explained(path, "write", num_bytes=len(data)):
+        _write_file(path, data)
+
+
+def read_tensor_file(path: str | Path, kind: str = "policy") -> tuple[dict[str, np.ndarray], dict]:
+    """Returns the tensors by name and the metadata of a file that `write_tensor_file` wrote."""
     path = Path(path)
-    with _explained(path, "read the policy"):
+    advice = "give a policy.safetensors `qdac train` wrote" if kind == "policy" else f"give a saved {kind}"
+    with _explained(path, f"read the {kind}"):
         try:
             with safe_open(path, framework="np") as file:
                 header = file.metadata() or {}
                 tensors = file.get_tensors()
         except SafetensorError as error:
-            raise UserError(
-                f"{path} is no whole safetensors file ({error}); give a policy.safetensors `qdac train` wrote"
-            ) from error
-    if not header.get("qdac_format", "").isdigit():
-        raise UserError(f"{path} holds no qdac policy; give a policy.safetensors `qdac train` wrote")
-    _check_format(int(header["qdac_format"]), path)
+            raise UserError(f"{path} is no whole safetensors file ({error}); {advice}") from error
+    if not header.get(FORMAT_KEYS[kind], "").isdigit():
+        raise UserError(f"{path} holds no qdac {kind}; {advice}")
+    _check_format(int(header[FORMAT_KEYS[kind]]), path)
     return tensors, json.loads(header["metadata"])
 
 

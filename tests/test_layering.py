@@ -21,6 +21,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"agents"},
     {"trunk"},
     {"rollout"},
+    {"archive"},
     {"replay", "nets", "runs", "progress", "metrics", "statistics", "tasks"},
     {"cells"},
     {"__init__"},  # runs before all others, so everyone may import `qdac` itself

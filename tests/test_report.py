@@ -255,7 +255,8 @@ def test_longer_runs_go_on_alone_without_a_band(tmp_path):
     figure = draw(comparison.learning_curve_comparison, task, comparison.make_looks(["qdac"]))
     pooled, *alone = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_xdata())]
     np.testing.assert_array_equal(np.isfinite(pooled), [True, True, True, False, False])
-    assert [np.isfinite(curve).sum() for curve in alone] == [0, 0, 0, 2]
+    np.testing.assert_array_equal(np.isfinite(alone[-1]), [False, False, True, True, True])
+    assert [np.isfinite(curve).sum() for curve in alone[:-1]] == [0, 1, 1]  # a line starts where the others end
 
 
 # The whole

@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from qdac import runs
 from qdac.errors import UserError
-from qdac.runs import config_difference, create_run, open_run, read_policy_file, unflatten
+from qdac.runs import config_difference, create_run, open_run, read_tensor_file, unflatten
 
 SOURCE_ROOT = Path(runs.__file__).parents[1]
 
@@ -398,7 +398,7 @@ def test_policy_round_trip(run):
     state = make_state()
     metadata = {"task": "walker", "algo": "qdac", "config": {"discount": 0.99}}
     run.save_policy(state, metadata)
-    tensors, loaded = read_policy_file(run.path / "policy.safetensors")
+    tensors, loaded = read_tensor_file(run.path / "policy.safetensors")
     assert loaded == metadata
     assert_same_bits(unflatten(state, tensors, "policy"), state)
     with pytest.raises(UserError, match=r"policy lacks \['other'\]"):
@@ -420,11 +420,11 @@ def test_policy_files_that_are_none(run, tmp_path):
     ]:
         path.write_bytes(data)
         with pytest.raises(UserError, match=f"{path}.*{complaint}") as error:
-            read_policy_file(path)
+            read_tensor_file(path)
         assert "\n" not in str(error.value)
     for missing in (tmp_path / "absent", tmp_path):
         with pytest.raises(UserError, match=str(missing)):
-            read_policy_file(missing)
+            read_tensor_file(missing)
 
 
 def test_config_difference():

@@ -35,7 +35,7 @@ UNITS = {
 }
 SHARES = ("achieved", "coverage")
 """Scores that lie between 0 and 1 on every task, and are not normalised."""
-OTHER_SCORES = ("max_return", "mean_return", "mean_episode_length")
+OTHER_SCORES = {"max_return": "best return", "mean_return": "mean return", "mean_episode_length": "episode length"}
 READING = (
     "IQM: mean of the middle half of the runs. Interval: 95 % percentile interval of a bootstrap that resamples "
     f"runs within each task, {statistics.RESAMPLES:,} resamples for a number and {statistics.CURVE_RESAMPLES:,} for "
@@ -194,7 +194,7 @@ def _task_section(
                 "More is better in all.",
             )  # fmt: skip
         )
-    columns = ("task", "algorithm", "seed", "folder", *SCORES.values(), *OTHER_SCORES)
+    columns = ("task", "algorithm", "seed", "folder", *SCORES.values(), *OTHER_SCORES.values())
     rows = [
         (task.task, label, run.seed, str(run.path), *(run.scores.get(score) for score in (*SCORES, *OTHER_SCORES)))
         for label, runs in task.algorithms.items()

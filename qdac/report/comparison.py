@@ -98,13 +98,14 @@ def skill_maps(runs: Mapping[str, RunData], view: TaskView, quantities: Sequence
     per_row = min(len(runs), MAPS_PER_ROW) if is_across else 1
     num_rows = math.ceil(len(runs) / per_row)
     if is_across:
-        side = min(2.2, (PAGE_WIDTH - 0.9) / per_row)
-        height = len(quantities) * num_rows * (side + 0.25) + 0.25
-        figure = Figure((per_row * side + 0.9, height + 0.25), layout="constrained")
+        side = min(2.4, (PAGE_WIDTH - 0.9) / per_row)
+        labels_height = 0.5 if len(view.skill_space.grid_shape) > 2 else 0.25
+        height = len(quantities) * num_rows * (side + labels_height)
+        figure = Figure((per_row * side + 0.9, height), layout="constrained")
         parts = figure.subfigures(len(quantities), 1, squeeze=False).ravel()
     else:
         width = PAGE_WIDTH / 2 * len(quantities)
-        figure = Figure((width, 0.9 + 0.75 * len(runs) if is_strip else 3.1), layout="constrained")
+        figure = Figure((width, 0.9 + 0.75 * len(runs) if is_strip else 2.8), layout="constrained")
         parts = figure.subfigures(1, len(quantities), squeeze=False).ravel()
     for part, quantity in zip(parts, quantities, strict=True):
         _draw_quantity(part, quantity, runs, view, (num_rows, per_row))
@@ -225,8 +226,9 @@ def draw_runs(ax: Axes, x: np.ndarray, values: np.ndarray, look: Look) -> None:
     ax.fill_between(x, estimate.low, estimate.high, color=look.colour, alpha=0.2, linewidth=0)
     ax.plot(x, estimate.value, **style)
     is_alone = np.isnan(estimate.value)
+    is_shown = np.convolve(is_alone, [1, 1, 1], mode="same") > 0  # with the step where the others end
     for curve in values if is_alone.any() else ():
-        ax.plot(x, np.where(is_alone, curve, np.nan), color=look.colour, linestyle=look.line_style, linewidth=0.5)
+        ax.plot(x, np.where(is_shown, curve, np.nan), color=look.colour, linestyle=look.line_style, linewidth=0.5)
 
 
 def _legend(figure: Figure, counts: Mapping[str, int], looks: Mapping[str, Look]) -> None:
@@ -284,8 +286,8 @@ def improvement_intervals(panels: Mapping[str, Sequence[Comparison]]) -> Figure:
             y = pairs.index((comparison.first, comparison.second))
             draw_estimate(ax, comparison.probability, y, look)
             if comparison.adjusted_p_value is not None and comparison.adjusted_p_value < 0.05:
-                ax.annotate("*", (1.02, y), va="center", annotation_clip=False)
-        ax.set(title=name, xlabel="P(first > second)", xlim=(-0.04, 1.08), xticks=[0, 0.25, 0.5, 0.75, 1])
+                ax.annotate("*", (1.09, y), ha="center", va="center")
+        ax.set(title=name, xlabel="P(first > second)", xlim=(-0.06, 1.14), xticks=[0, 0.25, 0.5, 0.75, 1])
         ax.grid(axis="x", **FAINT)
     _name_rows(axes[0], [f"{first} > {second}" for first, second in pairs])
     return figure

@@ -13,6 +13,8 @@ from qdac.report.tables import Table
 
 TEXT_COLUMNS = {"task", "algorithm", "folder", "reason", "machine", "score", "first", "second"}
 """Columns of tables that are set to the left."""
+LONG_COLUMNS = {"folder", "reason"}
+"""Those of them that are broken into lines."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,5 +52,6 @@ def render(title: str, introduction: str, sections: Sequence[Section]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.render(
-        title=title, introduction=introduction, sections=sections, text_columns=TEXT_COLUMNS
-    )
+        title=title, introduction=introduction, sections=sections, text_columns=TEXT_COLUMNS,
+        long_columns=LONG_COLUMNS,
+    )  # fmt: skip
