@@ -12,7 +12,7 @@ READY := .venv/ready-$(lastword $(FOUND))
 TOO_OLD = qdac needs Python 3.11 or newer, but $(PYTHON) is $(or $(lastword $(FOUND)),not found); \
 	name another: PYTHON=python3.12 make $(MAKECMDGOALS)
 
-.PHONY: help demo test lint bench results lock clean
+.PHONY: help demo test lint bench results report lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1 - /p' Makefile
@@ -31,6 +31,10 @@ bench: $(READY) ## measure the speed on this machine, as JSON
 
 results: $(READY) ## write the table of results/ into README.md
 	@$(PY) -m qdac.report.results_table results README.md
+
+report: $(READY) ## write the report over results/ to docs/results
+	@rm -rf docs/results
+	@$(PY) -m qdac report results -o docs/results --no-png
 
 # The stamp is written last. Without it .venv is half made, or for another Python: start afresh.
 $(READY): requirements.lock pyproject.toml

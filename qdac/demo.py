@@ -1,4 +1,4 @@
-"""What `qdac demo` runs: a short training, its evaluation, the figures, and what they show in words."""
+"""What `qdac demo` runs: a short training, its evaluation, the report, and what it shows in words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from qdac.config import default_config, with_overrides
 from qdac.evaluation import PolicyEvaluation, evaluate, load, save_evaluation
+from qdac.report.build import write_report
 from qdac.training import start_training
 from qdac.types import Task
 
@@ -30,13 +31,16 @@ def run() -> int:
     evaluation = evaluate(policy, ROLLOUTS)
     save_evaluation(evaluation, policy.task, outcome.path)
     figures = outcome.path / "figures"
+    report = write_report([outcome.path], outcome.path / "report")
     print(
         f"\n{describe(evaluation, policy.task)}\n\n"
         f"Figures in {figures}:\n"
         f"  {figures / 'distance.png'}: how close each skill came\n"
         f"  {figures / 'coverage.png'}: what was done, coloured by what was asked for\n"
         f"  {figures / 'performance.png'}: the return of each skill that was achieved\n"
-        f"  {figures / 'learning_curves.png'}: how training went\n\n"
+        f"  {figures / 'learning_curves.png'}: how training went\n"
+        f"All of it on one page: {report.index}\n"
+        f"Click a skill and watch the robot: qdac explore {outcome.path}\n\n"
         "This was a few minutes. The real thing takes an hour on 2 cores:\n"
         f"  qdac train --task {TASK} --out runs/hour\n"
         "  qdac evaluate runs/hour\n"

@@ -104,6 +104,7 @@ def test_demo_trains_draws_and_explains(command, monkeypatch, tmp_path):
     assert f"--resume {run.relative_to(tmp_path)}" in out
     figures = [word.rstrip(":") for word in out.split() if word.endswith(".png:")]
     assert len(figures) == 4 and all((tmp_path / figure).exists() for figure in figures)
+    assert (run / "report" / "index.html").exists() and str(run.relative_to(tmp_path) / "report" / "index.html") in out
 
 
 def test_demo_correlations():
