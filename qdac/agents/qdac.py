@@ -332,17 +332,17 @@ class QDAC:
         next_state = jnp.concatenate([batch.next_obs, skill], axis=-1)
         temperature = jnp.exp(params["log_temperature"])
 
-        # One pass of the actor for the states and the next states.
-        outputs = nets.apply_mlp(params["actor"], jnp.concatenate([state, next_state]))
-        actions, log_probs = nets.sample_tanh_gaussian(outputs, key)
-        action, next_action = jnp.split(actions, 2)
-        log_prob, next_log_prob = jnp.split(log_probs, 2)
+        key_action, key_next_action = jax.random.split(key)
+        action, log_prob = nets.sample_tanh_gaussian(nets.apply_mlp(params["actor"], state), key_action)
+        next_action, next_log_prob = nets.sample_tanh_gaussian(
+            nets.apply_mlp(fixed(params["actor"]), next_state), key_next_action
+        )
 
         # Policy evaluation: both critics against their Bellman targets.
-        next_value, next_successor = self.critics(target, batch.next_obs, fixed(next_action), skill)
+        next_value, next_successor = self.critics(target, batch.next_obs, next_action, skill)
         value, successor = self.critics(params, batch.obs, batch.action, skill)
         value_target = critic_target(
-            scale * batch.reward, batch.discount, next_value, scale * fixed(temperature), fixed(next_log_prob)
+            scale * batch.reward, batch.discount, next_value, scale * fixed(temperature), next_log_prob
         )
         death = scale / (1.0 - discount) * self.opposite(batch.skill)
         feature_sum = self.normalize_sum(batch, discount)
