@@ -64,6 +64,8 @@ class Evaluation:
             columns = dict(zip(header, np.array(rows, np.float64).T, strict=True))
             size = sum(name.startswith("skill_") for name in columns)
             rollouts = int(columns["rollout"].max()) + 1
+            if not 1 <= rollouts <= len(rows):
+                raise ValueError(f"expected rollouts from 0 on, got up to {rollouts - 1} in {len(rows)} rows")
             shape = (len(rows) // rollouts, rollouts)
             if not np.array_equal(columns["rollout"], np.tile(np.arange(rollouts), shape[0])):
                 raise ValueError(f"expected rollouts 0 to {rollouts - 1} of every skill, some are missing")
@@ -75,7 +77,7 @@ class Evaluation:
                 returns=columns["return"].reshape(shape).astype(np.float32),
                 lengths=columns["length"].reshape(shape).astype(np.int32),
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, OverflowError, csv.Error) as error:
             raise UserError(f"{path} is not a whole evaluation table ({error}); evaluate again") from error
 
 

@@ -153,15 +153,16 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def compare(scores: Mapping[str, Strata], resamples: int = RESAMPLES, seed: int = 0) -> list[Comparison]:
     """Returns each pair of algorithms, compared on strata that stand for the same tasks.
 
-    The test is on the runs of all strata together, so scores of several tasks have to be normalised.
+    The test is on the runs of all strata together, so scores of several tasks have to be normalised. As an
+    interval, it needs `MIN_RUNS` runs of each task.
     """
-    return [
-        Comparison(
-            first, second, probability_of_improvement(scores[first], scores[second], resamples, seed),
-            mann_whitney(np.concatenate(scores[first]), np.concatenate(scores[second])),
-        )
-        for first, second in itertools.combinations(scores, 2)
-    ]  # fmt: skip
+    compared = []
+    for first, second in itertools.combinations(scores, 2):
+        probability = probability_of_improvement(scores[first], scores[second], resamples, seed)
+        pooled = np.concatenate(scores[first]), np.concatenate(scores[second])
+        p_value = None if probability.low is None else mann_whitney(*pooled)
+        compared.append(Comparison(first, second, probability, p_value))
+    return compared
 
 
 def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from run_folders import D_EVAL, NAMES, PLANE, make_evaluation, make_run, write_csv
 
+from qdac import statistics
 from qdac.errors import UserError
 from qdac.report import comparison, figures
 from qdac.report.build import SCORES, write_report
@@ -25,11 +26,14 @@ from qdac.types import Box, Circle
 FOUR = Box((0.0,) * 4, (1.0,) * 4, (2, 3, 2, 2))
 
 
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def coarse():
     """Few pixels and few resamples, for speed."""
-    monkeypatch.setitem(figures.STYLE, "savefig.dpi", 40.0)
-    monkeypatch.setattr("qdac.statistics.pointwise_iqm.__defaults__", (50, 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(figures.STYLE, "savefig.dpi", 40.0)
+        for function in (statistics.iqm_estimate, statistics.pointwise_iqm, statistics.compare):
+            patch.setattr(function, "__defaults__", (100, 0))
+        yield
 
 
 def reasons(collection):
@@ -148,6 +152,32 @@ def test_a_useless_folder_is_named_and_the_others_are_reported(tmp_path, damage,
     assert [run.path.name for run in collection.tasks[0].algorithms["qdac"]] == ["good"]
     with pytest.raises(UserError, match=f"no usable run: .*{reason}"):
         collect([bad])
+
+
+def test_no_damage_to_a_folder_breaks_the_report_of_another(tmp_path):
+    good = make_run(tmp_path / "good", 0)
+    generator = np.random.default_rng(0)
+    for name in ("config.json", "system.json", "metrics.csv", "timing.csv", "evaluation.json", "evaluation.csv"):
+        bad = make_run(tmp_path / name, 1)
+        whole = (bad / name).read_bytes()
+        for _ in range(25):
+            garbled = bytearray(whole[: generator.integers(1, len(whole) + 1)])
+            for place in generator.integers(0, len(garbled), 3):
+                garbled[place] = generator.choice(list(b'9-e,"[{}:\n\x00\xff'))
+            (bad / name).write_bytes(garbled)
+            (task, *_) = [task for task in collect([good, bad]).tasks if task.task == "point"]
+            assert good in [run.path for runs in task.algorithms.values() for run in runs]
+
+
+@pytest.mark.parametrize("rollout", ["inf", "1e18", "-5", "nan"])
+def test_a_table_with_an_absurd_rollout_is_a_note(tmp_path, rollout):
+    folder = make_run(tmp_path / "run")
+    lines = (folder / "evaluation.csv").read_text().splitlines()
+    cells_of_last = lines[-1].split(",")
+    cells_of_last[lines[0].split(",").index("rollout")] = rollout
+    (folder / "evaluation.csv").write_text("\n".join([*lines[:-1], ",".join(cells_of_last)]) + "\n")
+    run = read_run(folder)
+    assert run.evaluation is None and "not a whole evaluation table" in run.notes[0]
 
 
 # Grouping
@@ -277,9 +307,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(folders, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(figures.STYLE, "savefig.dpi", 40.0)
-        return write_report([folders], tmp_path_factory.mktemp("report"))
+    return write_report([folders], tmp_path_factory.mktemp("report"))
 
 
 class Links(HTMLParser):

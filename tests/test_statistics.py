@@ -147,6 +147,8 @@ def test_compare_makes_every_pair_once():
     assert comparisons[0].probability.value == 0.0
     assert comparisons[0].p_value == comparisons[0].adjusted_p_value == pytest.approx(2 / 252)
     assert comparisons[1].p_value is comparisons[1].adjusted_p_value is None
+    thin = {name: [np.arange(2.0), np.arange(2.0)] for name in "ab"}  # four runs each, but two a task
+    assert statistics.compare(thin, resamples=50)[0].p_value is None
 
 
 def test_normalised_scores_run_from_the_worst_to_the_best_run():

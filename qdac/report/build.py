@@ -131,9 +131,13 @@ def _summary(collection: Collection, scored: Mapping[str, Mapping[str, Scored]])
                 _estimate_text(name, scored[task.task].get(name, {}).get(label), len(runs)) for name in SCORES
             ]
             steps = [run.compute["env_steps"] for run in runs if run.compute["env_steps"] is not None]
-            spread = " to ".join(cell_text(number) for number in sorted({min(steps), max(steps)})) if steps else None
+            spread = " to ".join(map(_steps_text, sorted({min(steps), max(steps)}))) if steps else None
             rows.append((task.task, label, comparison.runs_text(len(runs)), *cells, spread))
     return Table("summary", ("task", "algorithm", "runs", *SCORES.values(), "env steps"), rows)
+
+
+def _steps_text(steps: int) -> str:
+    return f"{steps / 1e6:.3g} M" if steps >= 1e6 else cell_text(steps)
 
 
 def _estimate_text(name: str, scored: tuple[np.ndarray, Estimate] | None, num_runs: int) -> str | None:
@@ -194,9 +198,9 @@ def _task_section(
                 "More is better in all.",
             )  # fmt: skip
         )
-    columns = ("task", "algorithm", "seed", "folder", *SCORES.values(), *OTHER_SCORES.values())
+    columns = ("algorithm", "seed", *SCORES.values(), *OTHER_SCORES.values(), "folder")
     rows = [
-        (task.task, label, run.seed, str(run.path), *(run.scores.get(score) for score in (*SCORES, *OTHER_SCORES)))
+        (label, run.seed, *(run.scores.get(score) for score in (*SCORES, *OTHER_SCORES)), str(run.path))
         for label, runs in task.algorithms.items()
         for run in runs
     ]
@@ -350,8 +354,8 @@ def _improvement_figure(
 
 def _compute_section(collection: Collection) -> Section:
     columns = (
-        "task", "algorithm", "seed", "folder", "env steps", "updates", "training minutes", "env steps/s",
-        "rollouts a skill", "machine",
+        "task", "algorithm", "seed", "env steps", "updates", "training minutes", "env steps/s",
+        "rollouts a skill", "machine", "folder",
     )  # fmt: skip
     rows = []
     for task in collection.tasks:
@@ -360,9 +364,9 @@ def _compute_section(collection: Collection) -> Section:
                 spent = run.compute
                 seconds, steps = spent["wall_seconds"], spent["env_steps"]
                 rows.append(
-                    (task.task, label, run.seed, str(run.path), steps, spent["updates"],
+                    (task.task, label, run.seed, steps, spent["updates"],
                      seconds / 60 if seconds else None, steps / seconds if seconds and steps else None,
-                     spent["rollouts"], spent["machine"])
+                     spent["rollouts"], spent["machine"], str(run.path))
                 )  # fmt: skip
     text = "What each run has spent so far, over all resumptions. Training minutes hold compilation and evaluations."
     return Section("Compute spent", [text], [Table("compute", columns, rows)])

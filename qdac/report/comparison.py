@@ -99,7 +99,7 @@ def skill_maps(runs: Mapping[str, RunData], view: TaskView, quantities: Sequence
     num_rows = math.ceil(len(runs) / per_row)
     if is_across:
         side = min(2.4, (PAGE_WIDTH - 0.9) / per_row)
-        labels_height = 0.5 if len(view.skill_space.grid_shape) > 2 else 0.25
+        labels_height = 0.65 if len(view.skill_space.grid_shape) > 2 else 0.4
         height = len(quantities) * num_rows * (side + labels_height)
         figure = Figure((per_row * side + 0.9, height), layout="constrained")
         parts = figure.subfigures(len(quantities), 1, squeeze=False).ravel()

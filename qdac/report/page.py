@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from qdac.report.tables import Table
 
 TEXT_COLUMNS = {"task", "algorithm", "folder", "reason", "machine", "score", "first", "second"}
 """Columns of tables that are set to the left."""
+SCREEN_SCALE = 1.35
+"""Figures are drawn at the size of a journal's page; a screen is read from farther away."""
 LONG_COLUMNS = {"folder", "reason"}
 """Those of them that are broken into lines."""
 
@@ -32,9 +35,14 @@ class DrawnFigure:
 
     @property
     def svg(self) -> Markup:
-        """Returns the drawing as an element of a page, without the head of an SVG file."""
+        """Returns the drawing as an element of a page: without the head of an SVG file, and scaled for a screen."""
         text = self.paths[-1].read_text(encoding="utf-8")
-        return Markup(text[text.index("<svg") :])
+        text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
+        return Markup(re.sub(r' width="([\d.]+)pt"', _scaled_width, text, count=1))
+
+
+def _scaled_width(match: re.Match[str]) -> str:
+    return f' width="{SCREEN_SCALE * float(match[1]):.0f}pt"'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,8 @@ def collect(paths: Iterable[str | Path]) -> Collection:
             runs.append(read_run(path))
         except UserError as error:
             left_out.append((str(path), str(error)))
+        except Exception as error:  # a damage that nobody thought of must not cost the report of the others
+            left_out.append((str(path), f"could not be read ({error!r})"))
     runs, repeated = _without_repeated_seeds(runs)
     left_out += repeated
     if not runs:
@@ -131,7 +134,7 @@ def _run_folders(paths: Iterable[str | Path]) -> list[Path]:
     """Returns the run folders in the order given, each once; a path without any stays, to be complained about."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
-        below = [] if (path / "config.json").exists() else sorted(path.glob("**/config.json"))
+        below = [] if os.path.exists(path / "config.json") else sorted(path.glob("**/config.json"))
         for folder in [config.parent for config in below] or [path]:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())
