@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PY     := .venv/bin/python
 PIP    := -m pip --disable-pip-version-check
+CHROMIUM ?= chromium
 
 # "ok 3.12.1", "old 3.10.2", or nothing where there is no such Python.
 FOUND := $(shell "$(PYTHON)" -c 'import sys; v = sys.version_info; \
@@ -12,7 +13,7 @@ READY := .venv/ready-$(lastword $(FOUND))
 TOO_OLD = qdac needs Python 3.11 or newer, but $(PYTHON) is $(or $(lastword $(FOUND)),not found); \
 	name another: PYTHON=python3.12 make $(MAKECMDGOALS)
 
-.PHONY: help demo test lint bench results report lock clean
+.PHONY: help demo test lint bench results report picture lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1 - /p' Makefile
@@ -35,6 +36,10 @@ results: $(READY) ## write the table of results/ into README.md
 report: $(READY) ## write the report over results/ to docs/results
 	@rm -rf docs/results
 	@$(PY) -m qdac report results -o docs/results --no-png
+
+picture: ## take docs/images/report.png of the page in docs/results (with CHROMIUM=chromium)
+	@"$(CHROMIUM)" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,1500 \
+		--screenshot=docs/images/report.png "file://$(CURDIR)/docs/results/index.html"
 
 # The stamp is written last. Without it .venv is half made, or for another Python: start afresh.
 $(READY): requirements.lock pyproject.toml

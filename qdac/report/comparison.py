@@ -119,14 +119,19 @@ def _draw_quantity(
     values = {label: quantity.values(run.evaluation, view.d_eval) for label, run in runs.items()}
     shown = np.concatenate(list(values.values()))
     shown = shown[np.isfinite(shown)]
-    for ax, (label, run) in zip(panels, runs.items(), strict=False):
+    for number, (label, run) in enumerate(runs.items()):
+        ax = panels[number]
         cells = draw_cells(ax, values[label], view.skill_space, view.feature_names)
         ax.set_title(f"{textwrap.fill(label, 28)}, seed {run.seed}" + ("" if shape[1] > 1 else f": {quantity.title}"))
         if shown.size:
             cells.set_clim(shown.min(), shown.max() if quantity.vmax is None else quantity.vmax)
         if not is_circle(view.skill_space):
             _wrap_labels(ax)
+            x_label = ax.get_xlabel()
             ax.label_outer()
+            if number + shape[1] >= len(runs):  # no map is below it
+                ax.set_xlabel(x_label)
+                ax.tick_params(labelbottom=True)
     for ax in panels[len(runs) :]:
         ax.set_visible(False)
     if shown.size:
