@@ -18,7 +18,7 @@ from qdac.report.figures import STYLE, save_figure
 from qdac.report.page import DrawnFigure, Section
 from qdac.report.runs_data import Collection, RunData, TaskRuns, collect
 from qdac.report.tables import Table, cell_text
-from qdac.statistics import MIN_RUNS, Comparison, Estimate
+from qdac.statistics import MIN_RUNS, Comparison, Estimate, Strata
 
 SCORES = {
     "achieved": "share achieved",
@@ -246,57 +246,52 @@ def _comparison_section(writer: Writer, collection: Collection, looks: Mapping[s
     title = "Comparison of algorithms"
     if len(collection.labels) < 2:
         return Section(title, ["There is a single algorithm, so there is nothing to compare."])
-    texts, figures, rows = [], [], []
     by_task = {task.task: task for task in collection.tasks}
     compared = {score: _compare_tasks(by_task, score) for score in SCORES}
+    figures = []
     for task, name in zip(by_task, _file_names(collection), strict=True):
-        panels = {SCORES[score]: found[task] for score, found in compared.items() if found.get(task)}
+        panels = {SCORES[score]: found[task] for score, found in compared.items() if task in found}
         if panels:
             figures.append(_improvement_figure(writer, panels, f"{name}_improvement", task))
-    common = [task for task in collection.tasks if set(task.algorithms) == set(collection.labels)]
-    if len(common) < 2:
-        texts.append(
-            "Scores are aggregated over tasks that all algorithms have runs of, two at least; here there are "
-            f"{len(common)}."
-        )
-    else:
-        aggregated, aggregated_texts = _aggregate(common, collection.labels)
-        texts += aggregated_texts
-        compared_all = {
-            score: statistics.adjust(statistics.compare(strata)) for score, strata in aggregated.items()
-        }
-        panels = {
-            _normalised_name(score): {
-                label: (np.concatenate(strata), statistics.iqm_estimate(strata)) for label, strata in by_label.items()
-            }
-            for score, by_label in aggregated.items()
-        }
-        if panels:
-            figures.append(
-                writer.figure(
-                    comparison.score_intervals(panels, looks), "aggregated_scores", "Scores over all tasks",
-                    "IQM over all runs of all tasks, with intervals that resample runs within each task. Distance and "
-                    "performance scores are normalised on each task: 0 is the worst run of this report, 1 the best. "
-                    "Shares are as they are.",
-                )  # fmt: skip
-            )
-            named = {SCORES[score]: found for score, found in compared_all.items()}
-            figures.append(_improvement_figure(writer, named, "aggregated_improvement", "all tasks"))
-        for score, found in compared_all.items():
-            compared[score] = {**compared[score], "all tasks": found}
-    for score, found in compared.items():
-        rows += [
-            (task, SCORES[score], c.first, c.second, c.probability.value, c.probability.low, c.probability.high,
-             c.p_value, c.adjusted_p_value)
-            for task, comparisons in found.items() for c in comparisons
-        ]  # fmt: skip
+    aggregated, texts = _aggregate(collection)
+    for score, strata in aggregated.items():
+        compared[score]["all tasks"] = statistics.adjust(statistics.compare(strata))
+    if aggregated:
+        figures += _aggregated_figures(writer, aggregated, compared, looks)
+    rows = [
+        (task, SCORES[score], c.first, c.second, c.probability.value, c.probability.low, c.probability.high,
+         c.p_value, c.adjusted_p_value)
+        for score, found in compared.items() for task, comparisons in found.items() for c in comparisons
+    ]  # fmt: skip
     columns = ("task", "score", "first", "second", "P(first > second)", "low", "high", "p", "p (Holm)")
     texts.append(
         "p: two-sided Mann-Whitney U test; p (Holm): corrected over all pairs and tasks of a score, those over all "
-        f"tasks apart. Neither an interval nor a test is given with fewer than {MIN_RUNS} runs on a side; with "
-        f"{MIN_RUNS} on each, p cannot be below 0.1."
+        f"tasks apart. Neither an interval nor a test is given with fewer than {MIN_RUNS} runs of a task on a side; "
+        f"with {MIN_RUNS} on each, p cannot be below 0.1."
     )
     return Section(title, texts, [Table("comparisons", columns, rows)] if rows else [], figures)
+
+
+def _aggregated_figures(
+    writer: Writer, aggregated: Mapping[str, Mapping[str, Strata]],
+    compared: Mapping[str, Mapping[str, Sequence[Comparison]]], looks: Mapping[str, Look],
+) -> list[DrawnFigure]:  # fmt: skip
+    panels = {
+        SCORES[score] if score in SHARES else f"normalised\n{SCORES[score]}": {
+            label: (np.concatenate(strata), statistics.iqm_estimate(strata)) for label, strata in by_label.items()
+        }
+        for score, by_label in aggregated.items()
+    }
+    improvements = {SCORES[score]: compared[score]["all tasks"] for score in aggregated}
+    return [
+        writer.figure(
+            comparison.score_intervals(panels, looks), "aggregated_scores", "Scores over all tasks",
+            "IQM over all runs of all tasks, with intervals that resample runs within each task. Distance and "
+            "performance scores are normalised on each task: 0 is the worst run of this report, 1 the best. Shares "
+            "are as they are.",
+        ),
+        _improvement_figure(writer, improvements, "aggregated_improvement", "all tasks"),
+    ]  # fmt: skip
 
 
 def _compare_tasks(by_task: Mapping[str, TaskRuns], score: str) -> dict[str, list[Comparison]]:
@@ -313,33 +308,30 @@ def _compare_tasks(by_task: Mapping[str, TaskRuns], score: str) -> dict[str, lis
     return compared
 
 
-def _aggregate(
-    tasks: Sequence[TaskRuns], labels: Sequence[str]
-) -> tuple[dict[str, dict[str, list[np.ndarray]]], list[str]]:
-    """Returns the strata of each score by label, one for each task, and which tasks had to be left out."""
-    aggregated: dict[str, dict[str, list[np.ndarray]]] = {}
+def _aggregate(collection: Collection) -> tuple[dict[str, dict[str, Strata]], list[str]]:
+    """Returns the strata of each score by label, one for each task that all algorithms have, and what is left out."""
+    labels = collection.labels
+    tasks = [task for task in collection.tasks if set(task.algorithms) == set(labels)]
+    if len(tasks) < 2:
+        needed = "Scores are aggregated over tasks that all algorithms have runs of, two at least"
+        return {}, [f"{needed}; here there {'is' if len(tasks) == 1 else 'are'} {len(tasks)}."]
+    aggregated: dict[str, dict[str, Strata]] = {}
     texts = []
     for score in SCORES:
-        strata: dict[str, list[np.ndarray]] = {label: [] for label in labels}
+        usable = []
         for task in tasks:
-            values: Mapping[str, np.ndarray] | None = task.scores(score)
+            values = task.scores(score)
             if set(values) != set(labels):
                 texts.append(f"{SCORES[score]}: {task.task} is left out, an algorithm has no evaluated run of it.")
                 continue
-            if score not in SHARES:
-                values = statistics.normalise(values)
-            if values is None:
+            scaled = values if score in SHARES else statistics.normalise(values)
+            if scaled is None:
                 texts.append(f"{SCORES[score]}: {task.task} is left out, all its runs score the same.")
                 continue
-            for label in labels:
-                strata[label].append(values[label])
-        if strata[labels[0]]:
-            aggregated[score] = strata
+            usable.append(scaled)
+        if usable:
+            aggregated[score] = {label: [values[label] for values in usable] for label in labels}
     return aggregated, texts
-
-
-def _normalised_name(score: str) -> str:
-    return SCORES[score] if score in SHARES else f"normalised {SCORES[score]}"
 
 
 def _improvement_figure(
