@@ -13,7 +13,7 @@ READY := .venv/ready-$(lastword $(FOUND))
 TOO_OLD = qdac needs Python 3.11 or newer, but $(PYTHON) is $(or $(lastword $(FOUND)),not found); \
 	name another: PYTHON=python3.12 make $(MAKECMDGOALS)
 
-.PHONY: help demo test lint bench results report picture lock clean
+.PHONY: help demo test lint bench results report picture web screenshot lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1 - /p' Makefile
@@ -40,6 +40,18 @@ report: $(READY) ## write the report over results/ to docs/results
 picture: ## take docs/images/report.png of the page in docs/results (with CHROMIUM=chromium)
 	@"$(CHROMIUM)" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,1500 \
 		--screenshot=docs/images/report.png "file://$(CURDIR)/docs/results/index.html"
+
+web: web/node_modules ## rebuild the explorer's page in qdac/explore/static (with node)
+	@cd web && npm run --silent check && npm run --silent build
+
+web/node_modules: web/package-lock.json
+	@cd web && npm ci --ignore-scripts
+	@touch $@
+
+RUN ?= results/laptop/walker2d_feet_contact/seed0
+
+screenshot: $(READY) web/node_modules ## take docs/images/explorer.png of the explorer of RUN=... (with node and Chromium)
+	@node web/test/picture.mjs $(PY) "$(RUN)" docs/images/explorer.png
 
 # The stamp is written last. Without it .venv is half made, or for another Python: start afresh.
 $(READY): requirements.lock pyproject.toml

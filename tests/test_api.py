@@ -133,6 +133,7 @@ def test_the_python_of_the_examples(monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", ["README.md", "examples/README.md"])
 def test_the_commands_of_the_readmes(command, monkeypatch, tmp_path, path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qdac.explore.server.serve", lambda entries, listener, open_browser: listener.close())
     lines = [line for block in blocks(path, "sh") for line in block.splitlines() if line.startswith("qdac ")]
     assert lines
     for line in lines:

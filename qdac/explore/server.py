@@ -182,7 +182,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def listen(port: int | None = None) -> socket.socket:
@@ -198,23 +198,28 @@ def listen(port: int | None = None) -> socket.socket:
         return socket.create_server((HOST, 0))
 
 
+def make_server(entries: Sequence[Entry], jobs: Jobs, port: int) -> uvicorn.Server:
+    """Returns the server, to be run on a socket that listens at this port."""
+    return uvicorn.Server(uvicorn.Config(
+        make_app(entries, jobs, port), loop="asyncio", http="h11", ws="none", lifespan="off", log_level="warning",
+        access_log=False, server_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=1,
+    ))  # fmt: skip
+
+
 def serve(
     entries: Sequence[Entry], listener: socket.socket, open_browser: bool = True, report: Callable[[str], None] = print
 ) -> None:
     """Shows the runs until Ctrl-C. Compiles in the background meanwhile."""
     port = listener.getsockname()[1]
     jobs = Jobs([entry.player for entry in entries])
-    config = uvicorn.Config(
-        make_app(entries, jobs, port), loop="asyncio", http="h11", ws="none", lifespan="off", log_level="warning",
-        access_log=False, server_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=1,
-    )
+    server = make_server(entries, jobs, port)
     address = f"http://{HOST}:{port}/"
     report(f"the explorer is at {address} (Ctrl-C ends it)")
     jobs.start()
     try:
         if open_browser:  # In a thread: a browser in the terminal would block.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         jobs.stop()
         listener.close()

@@ -51,6 +51,7 @@ class Explorer {
     let pane = this.panes[index];
     if (!pane) {
       pane = new Pane(index ? "b" : "a", this.runs, this.source, {
+        asked: () => this.changed(),
         started: () => this.restart(),
         activated: (turned) => this.activate(turned),
         seek: (seconds) => this.seek(seconds),
@@ -62,6 +63,12 @@ class Explorer {
     const isShown = state !== null && pane.episode !== null && paneText(state) === paneText(pane.state);
     if (!isShown) pane.ask(state ?? {});
     document.body.classList.toggle("comparing", this.panes.length > 1);
+  }
+
+  /** Keeps up with what a pane asks for: at once, lest a click is read on the map of another run. */
+  private changed(): void {
+    this.save();
+    if (this.active) this.drawSpace();
   }
 
   private closeSecond(): void {
@@ -92,11 +99,11 @@ class Explorer {
 
   private restart(): void {
     this.clock.restart();
-    if (this.pendingTime !== null) {
-      this.clock.seek(this.pendingTime);
-      this.clock.isPlaying = false;
-    }
-    this.save();
+    // A link to a moment is shown at that moment; what is asked for afterwards plays from its start.
+    if (this.pendingTime === null) return;
+    this.clock.seek(this.pendingTime);
+    this.clock.isPlaying = false;
+    if (this.panes.every((pane) => pane.episode)) this.pendingTime = null;
   }
 
   private pick(skill: Skill, isFinal: boolean): void {
@@ -104,9 +111,7 @@ class Explorer {
     const isSame = this.source.nearest(this.active.state.run, skill).every((value, i) => value === this.active.state.skill[i]);
     if (isSame || (!isFinal && now - this.lastAsked < DRAG_INTERVAL)) return;
     this.lastAsked = now;
-    this.pendingTime = null;
     this.active.ask({ skill });
-    this.save();
   }
 
   /** Moves the skill by a cell along a dimension; a static copy goes on to the next one that it has. */
@@ -294,8 +299,8 @@ class Explorer {
     setText(byId("task"), run.task);
     setText(byId("summary"), run.summary);
     setText(byId("scores"), evaluation
-      ? `${evaluation.distance.length} skills evaluated, ${evaluation.rollouts} rollouts each: ${format(100 * evaluation.achieved, 10)} % achieved (distance below ${run.d_eval})`
-      : "Not evaluated yet: `qdac evaluate` colours the map.");
+      ? `${evaluation.distance.length} skills evaluated, ${evaluation.rollouts} rollout${evaluation.rollouts === 1 ? "" : "s"} each: ${format(100 * evaluation.achieved, 30)} % achieved (distance below ${run.d_eval})`
+      : "Not evaluated yet: qdac evaluate RUN colours the map.");
     setText(byId("note"), run.note);
     byId("modes").hidden = !evaluation;
     document.body.classList.toggle("strip", space.kind === "box" && space.names.length === 1);
@@ -341,7 +346,7 @@ function commonLimitsOf(runs: Run[], run: Run, mode: MapMode): [number, number] 
   const key = `${runs.indexOf(run)} ${mode}`;
   const known = limitsCache.get(key);
   if (known !== undefined) return known;
-  const limits = commonLimits(runs.filter((other) => other.task === run.task), mode);
+  const limits = commonLimits(runs.filter((other) => other.task === run.task && sameSpace(other, run)), mode);
   limitsCache.set(key, limits);
   return limits;
 }

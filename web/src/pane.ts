@@ -10,6 +10,8 @@ import type { Run, Skill } from "./types";
 import { View } from "./view";
 
 export interface PaneEvents {
+  /** Another run, skill or start is wanted. */
+  asked(): void;
   /** A new episode begins. */
   started(): void;
   /** The user turned to this pane. */
@@ -38,6 +40,8 @@ export class Pane {
   private readonly numbers = { total: element("b"), time: element("b"), gap: element("b"), verdict: element("span", "verdict") };
   private gauges: Gauge[] = [];
   private request: AbortController | null = null;
+  private shown = "";
+  private shownEpisode: Episode | null = null;
 
   constructor(
     readonly key: "a" | "b", private readonly runs: Run[], private readonly source: Source, private readonly events: PaneEvents,
@@ -90,6 +94,7 @@ export class Pane {
     skill = this.source.nearest(run, clampSkill(this.runs[run].space, skill));
     this.state = { run, skill, seed: this.source.seed ?? change.seed ?? this.state.seed };
     this.select.value = String(run);
+    this.events.asked();
     this.execute();
   }
 
@@ -101,7 +106,11 @@ export class Pane {
   /** Shows the episode at this time; `span` is the time at the right edge of the timeline. */
   draw(seconds: number, span: number): void {
     const { episode } = this;
-    if (episode?.steps) {
+    // What is still is not drawn again: a paused page costs nothing.
+    const shown = [seconds, span, episode?.steps, this.timelineCanvas.clientWidth, window.devicePixelRatio].join();
+    if (episode?.steps && (shown !== this.shown || episode !== this.shownEpisode)) {
+      this.shown = shown;
+      this.shownEpisode = episode;
       const step = episode.stepAt(seconds);
       this.view?.pose(episode, seconds);
       this.timeline.draw(episode, seconds, span);

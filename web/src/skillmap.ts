@@ -1,7 +1,7 @@
 /** The skill space as a map: a strip, a plane, a plane of planes, or a dial. Shows where skills are, and picks one. */
 
 import { EMPTY, INK, LINE, MUTED, PANE_COLOURS, prepareCanvas, viridis } from "./colours";
-import { cellCentre, cellOf, cellStep, format, fromShown, heading, headingSkill, shownRange, shownValues } from "./space";
+import { cellCentre, cellOf, cellStep, format, fromShown, heading, headingSkill, shortName, shownRange, shownValues } from "./space";
 import type { MapMode, Run, Skill } from "./types";
 
 export interface Marker {
@@ -58,6 +58,7 @@ export class SkillMap {
   private content: MapContent | null = null;
   private heat: HTMLCanvasElement | null = null;
   private heatKey = "";
+  private shown = "";
 
   constructor(private readonly canvas: HTMLCanvasElement, private readonly pick: (skill: Skill, isFinal: boolean) => void) {
     canvas.addEventListener("pointerdown", (event) => {
@@ -73,7 +74,15 @@ export class SkillMap {
     });
   }
 
+  /** Draws the space, unless nothing changed. */
   draw(content: MapContent): void {
+    const { clientWidth, clientHeight } = this.canvas;
+    const shown = [
+      content.run.label, content.mode, clientWidth, clientHeight, window.devicePixelRatio,
+      ...content.markers.map(({ pane, skill, observed, isActive }) => `${pane} ${skill} ${observed && Array.from(observed)} ${isActive}`),
+    ].join();
+    if (shown === this.shown && content.run === this.content?.run) return;
+    this.shown = shown;
     this.content = content;
     const { context } = prepareCanvas(this.canvas);
     const area = this.area();
@@ -190,8 +199,8 @@ export class SkillMap {
     });
     context.fillStyle = INK;
     context.textAlign = "center";
-    const inner = (dim: number) => (isNested ? ` · inside: ${space.names[dim]}` : "");
-    context.fillText(space.names[0] + inner(2), area.left + area.width / 2, bottom + 29, area.width + 80);
+    const label = (dim: number) => (isNested ? `${shortName(space.names[dim])}, inside: ${shortName(space.names[dim + 2])}` : space.names[dim]);
+    context.fillText(label(0), area.left + area.width / 2, bottom + 29, area.width + 80);
     if (space.names.length === 1) return;
     context.fillStyle = MUTED;
     context.textAlign = "right";
@@ -204,7 +213,7 @@ export class SkillMap {
     context.textAlign = "center";
     context.translate(area.left - 32, area.top + area.height / 2);
     context.rotate(-Math.PI / 2);
-    context.fillText(space.names[1] + inner(3), 0, 0, area.height + 40);
+    context.fillText(label(1), 0, 0, area.height + 40);
     context.restore();
   }
 
@@ -236,7 +245,7 @@ export class SkillMap {
     context.fillStyle = gradient;
     context.fillRect(left, top, width, height);
     const mark = (-content.run.d_eval - low) / (high - low);
-    const isMarked = content.mode === "distance" && mark > 0.2 && mark < 0.9;
+    const isMarked = content.mode === "distance" && mark > 0.3 && mark < 0.85;
     const label = content.mode === "distance" ? "−distance" : "return";
     context.fillStyle = MUTED;
     context.textAlign = "left";

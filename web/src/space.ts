@@ -68,7 +68,7 @@ export function distance(one: ArrayLike<number>, other: ArrayLike<number>): numb
 /** A number in few characters, with as many decimals as a range of this width needs. */
 export function format(value: number, width = 1): string {
   if (!Number.isFinite(value)) return "–";
-  const decimals = Math.max(0, Math.min(4, 2 - Math.ceil(Math.log10(width || 1) - 1e-9)));
+  const decimals = [50, 20, 0.5, 0.05].filter((bound) => width < bound).length;
   return value.toFixed(decimals).replace(/^-(0(\.0*)?)$/, "$1").replace("-", "−");
 }
 

@@ -2,7 +2,7 @@
 
 import {
   AmbientLight, Box3, BoxGeometry, BufferAttribute, BufferGeometry, CanvasTexture, CapsuleGeometry, Color, CylinderGeometry, DirectionalLight, Fog,
-  Group, HemisphereLight, Mesh, MeshStandardMaterial, PerspectiveCamera, PlaneGeometry, Quaternion, RepeatWrapping, Scene, SphereGeometry,
+  Group, HemisphereLight, Mesh, MeshLambertMaterial, MeshStandardMaterial, PerspectiveCamera, PlaneGeometry, Quaternion, RepeatWrapping, Scene, SphereGeometry,
   SRGBColorSpace, Vector3, WebGLRenderer,
 } from "three";
 import { OrbitControls } from "three/examples/jsm/controls/OrbitControls.js";
@@ -72,8 +72,20 @@ export class View {
     this.needsFraming = true;
   }
 
-  /** Puts the links where they are at this time of the episode. */
+  /** Shows this time of the episode. */
   pose(episode: Episode, seconds: number): void {
+    if (this.needsFraming) {
+      // By the start of the episode, so that the robots of two panes are shown at one size.
+      this.place(episode, 0);
+      this.frame();
+    }
+    this.place(episode, seconds);
+    this.aim();
+    this.hasChanged = true;
+  }
+
+  /** Puts the links where they are, between the two poses nearest in time. */
+  private place(episode: Episode, seconds: number): void {
     const frames = episode.framesAt(seconds);
     if (!frames) return;
     const { from, to, share } = frames;
@@ -86,9 +98,6 @@ export class View {
       other.set(to[at + 4], to[at + 5], to[at + 6], to[at + 3]);
       link.quaternion.copy(one.slerp(other, share));
     });
-    if (this.needsFraming) this.frame();
-    this.aim();
-    this.hasChanged = true;
   }
 
   /** Draws if anything changed since the last time. */
@@ -113,12 +122,12 @@ export class View {
     this.aimAt(this.focus);
     const isRobot = this.floor.visible && this.links.length > 0;
     const box = new Box3();
-    if (isRobot) for (const link of this.links) box.expandByPoint(link.position);
+    if (isRobot) for (const link of this.links) box.expandByObject(link);
     else box.set(new Vector3(-1, -1, 0), new Vector3(1, 1, 0.2));
     box.getCenter(this.controls.target);
-    const radius = box.getSize(new Vector3()).length() / 2 + (isRobot ? 0.3 : 0);
+    const radius = box.getSize(new Vector3()).length() / 2;
     const direction = isRobot ? new Vector3(0.45, -1, 0.3) : new Vector3(0, -1, 1.1);
-    this.camera.position.copy(this.controls.target).addScaledVector(direction.normalize(), radius * 3.2);
+    this.camera.position.copy(this.controls.target).addScaledVector(direction.normalize(), radius * (isRobot ? 3.7 : 2.3));
     this.controls.update();
   }
 
@@ -189,7 +198,7 @@ function makeFloor(): Mesh {
   texture.repeat.set(FLOOR_SIZE / (2 * TILE), FLOOR_SIZE / (2 * TILE));
   texture.colorSpace = SRGBColorSpace;
   texture.anisotropy = 8;
-  const floor = new Mesh(new PlaneGeometry(FLOOR_SIZE, FLOOR_SIZE), new MeshStandardMaterial({ map: texture, roughness: 1 }));
+  const floor = new Mesh(new PlaneGeometry(FLOOR_SIZE, FLOOR_SIZE), new MeshLambertMaterial({ map: texture }));
   floor.receiveShadow = true;
   return floor;
 }

@@ -13,5 +13,5 @@ export function launch() {
 
 // Waits until every pane shows a whole episode.
 export async function episodesDone(page, panes = 1) {
-  await page.waitForFunction((count) => document.querySelectorAll('.pane[data-state="done"]').length === count, panes, { timeout: 120_000 });
+  await page.waitForFunction((count) => document.querySelectorAll('.pane[data-state="done"]').length === count, panes, { timeout: 60_000 });
 }
