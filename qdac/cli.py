@@ -9,7 +9,6 @@ import io
 import json
 import os
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -255,9 +254,10 @@ def tasks(arguments: Sequence[str]) -> int:
     parse(Tasks, "tasks", arguments)
     from qdac.tasks.locomotion import SPECS
 
+    width = max(map(len, SPECS))
     for name, spec in SPECS.items():
-        print(f"{name}\n    {spec.summary}.\n    skills {_describe(spec.skill_space)};", end=" ")
-        print(f"threshold {spec.threshold:g}, d_eval {spec.d_eval:g}")
+        numbers = f"delta {spec.threshold:g}, d_eval {spec.d_eval:g}"
+        print(f"{name:<{width}}  {spec.summary}; skills {_describe(spec.skill_space)}; {numbers}")
     print("Your own: --task my_module:my_task, see examples/point_mass.py")
     return 0
 
@@ -275,7 +275,7 @@ def algos(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parse(Algos, "algos", arguments)
     for name, algorithm in ALGORITHMS.items():
-        print(textwrap.fill(f"{name}: {algorithm.summary}", 100, subsequent_indent="    "))
+        print(f"{name}  {algorithm.summary}")
         for preset_name, preset in algorithm.presets.items():
             limit = f", at most {preset.max_minutes:g} minutes" if preset.max_minutes else ""
             print(f"    --preset {preset_name:<8} {preset.summary} ({preset.steps:,} env steps{limit})")
