@@ -6,6 +6,9 @@ import base64
 import json
 import re
 import shutil
+import signal
+import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +219,29 @@ def test_explore_serves_its_runs(command, trained, monkeypatch):
     assert [entry.policy.origin["env_steps"] for entry in entries] == [160, 160] and not open_browser
     assert listener.getsockname()[0] == "127.0.0.1"
     listener.close()
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_the_browser_is_opened_unless_it_is_not_wanted(monkeypatch, is_wanted):
+    opened, reported = [], []
+    monkeypatch.setattr(server.webbrowser, "open", opened.append)
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: time.sleep(0.1))
+    listener = server.listen(0)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server.serve([puppets.make_entry(puppets.LINE)], listener, is_wanted, reported.append)
+    assert opened == ([address] if is_wanted else []) and address in reported[0]
+    assert listener.fileno() == -1
+
+
+def test_the_process_serves_until_it_is_interrupted(trained, tmp_path):
+    process = tiny.Process(tmp_path / "errors", "explore", trained, "--no-browser", "--port", "0")
+    process.wait_until(lambda: "http://" in process.errors.read_text())
+    address = re.search(r"http://\S+/", process.errors.read_text())[0]
+    with urllib.request.urlopen(address, timeout=60) as response:
+        assert b"qdac" in response.read()
+    process.popen.send_signal(signal.SIGINT)
+    code, text = process.wait()
+    assert code == 0 and text.count("\n") == 1, text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -140,10 +140,13 @@ async def _read_body(request: Request) -> Any:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "Send JSON, with the Content-Type application/json.")
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, f"A request may have {MAX_BODY} bytes.")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                raise HTTPException(413, f"A request may have {MAX_BODY} bytes.")
+    except ClientDisconnect:
+        raise HTTPException(400, "The request has no end.") from None
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

@@ -298,6 +298,7 @@ class Explorer {
     const { evaluation, space } = run;
     setText(byId("task"), run.task);
     setText(byId("summary"), run.summary);
+    setText(byId("whose"), this.runs.length > 1 ? run.label : "");
     setText(byId("scores"), evaluation
       ? `${evaluation.distance.length} skills evaluated, ${evaluation.rollouts} rollout${evaluation.rollouts === 1 ? "" : "s"} each: ${format(100 * evaluation.achieved, 30)} % achieved (distance below ${run.d_eval})`
       : "Not evaluated yet: qdac evaluate RUN colours the map.");
