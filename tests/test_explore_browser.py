@@ -26,6 +26,17 @@ MISSING = [
 ]
 
 
+@pytest.mark.skipif(
+    not (WEB / "node_modules" / "esbuild").exists(), reason="esbuild is not installed (npm ci --prefix web)"
+)
+def test_the_committed_page_is_the_build_of_its_source(tmp_path):
+    subprocess.run(["node", WEB / "build.mjs", tmp_path], check=True)
+    static = Path(export.__file__).parent / "static"
+    assert {path.name for path in static.iterdir()} == {path.name for path in tmp_path.iterdir()}
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (static / path.name).read_bytes(), f"{path.name} is out of date: make web"
+
+
 @pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 def test_the_page_in_a_browser(tmp_path):
     from examples.point_mass import point_mass

@@ -185,7 +185,7 @@ export class SkillMap {
     context.strokeStyle = MUTED;
     context.lineWidth = 1;
     context.strokeRect(area.left - 0.5, area.top - 0.5, area.width + 1, area.height + 1);
-    if (isNested) {
+    if (isNested && run.evaluation) {
       context.strokeStyle = "#ffffff";
       context.lineWidth = 2;
       for (let i = 1; i < space.grid_shape[0]; i++) line(context, area.left + (i / space.grid_shape[0]) * area.width, area.top, 0, area.height);
@@ -296,7 +296,7 @@ function drawCells(context: CanvasRenderingContext2D, area: Area, content: MapCo
     context.rect(area.left, area.top, area.width, area.height);
   }
   context.clip();
-  drawBackground(context, area, values.length > 0);
+  drawBackground(context, area, values.length > 0, space.names.length === 4 ? space.grid_shape[0] : 10);
   if (limits) {
     values.forEach((value, index) => {
       if (value === null) return;
@@ -311,15 +311,15 @@ function drawCells(context: CanvasRenderingContext2D, area: Area, content: MapCo
 }
 
 /** Hatching, over which the cells are drawn; faint lines where nothing was evaluated. */
-function drawBackground(context: CanvasRenderingContext2D, area: Area, isEvaluated: boolean): void {
+function drawBackground(context: CanvasRenderingContext2D, area: Area, isEvaluated: boolean, numTiles: number): void {
   context.fillStyle = isEvaluated ? EMPTY : "#ffffff";
   context.fillRect(area.left, area.top, area.width, area.height);
   context.strokeStyle = isEvaluated ? "#c3cad4" : LINE;
   context.lineWidth = 1;
   if (!isEvaluated) {
-    for (let i = 1; i < 10; i++) {
-      line(context, area.left + (i / 10) * area.width, area.top, 0, area.height);
-      if (area.height === area.width) line(context, area.left, area.top + (i / 10) * area.height, area.width, 0);
+    for (let i = 1; i < numTiles; i++) {
+      line(context, area.left + (i / numTiles) * area.width, area.top, 0, area.height);
+      if (area.height === area.width) line(context, area.left, area.top + (i / numTiles) * area.height, area.width, 0);
     }
     return;
   }

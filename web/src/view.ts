@@ -47,6 +47,7 @@ export class View {
     this.sun.shadow.mapSize.set(1024, 1024);
     this.sun.shadow.radius = 4;
     this.sun.shadow.bias = -0.0005;
+    this.sun.shadow.normalBias = 0.03;
     this.scene.add(new AmbientLight("#ffffff", 0.5), new HemisphereLight("#ffffff", "#c8d0da", 1.0), this.sun, this.sun.target, this.floor);
   }
 
