@@ -354,7 +354,8 @@ class QDAC:
         loss_successor = bellman_loss(successor, fixed(feature_target))
 
         # Policy improvement: the mean of both heads judges the policy's own actions.
-        value, successor = self.critics(fixed({name: params[name] for name in self.critic_names}), batch.obs, action, skill)
+        judges = fixed({name: params[name] for name in self.critic_names})
+        value, successor = self.critics(judges, batch.obs, action, skill)
         value = value.mean(axis=0) / scale
         expected_feature = successor.mean(axis=0) * ((1.0 - discount) / scale)
         difference = expected_feature - skill
@@ -433,11 +434,14 @@ LAPTOP = Config(
     learning_rate=1e-3,
     initial_temperature=0.02,
     temperature_learning_rate=3e-3,
+    initial_discount=0.95,
+    discount_updates=300_000,
     target_rate=0.01,
+    actor_average_rate=0.005,
     n_step=5,
     batch_size=128,
     death="opposite",
-    steps_per_iteration=64,
+    steps_per_iteration=16,
     updates_per_iteration=64,
     replay_size=1_000_000,
     warmup_steps=20_000,
