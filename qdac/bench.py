@@ -55,10 +55,10 @@ def run(
     first_step_seconds = time.time() - psutil.Process().create_time()
 
     report("collection beside plain Brax …")
-    collect = _Collection(trunk, state)
+    collect = _Collection(trunk, state, rounds=-(-RAW_STEPS // config.steps_per_iteration))
     raw_time, collect_time = _in_turns((_raw_brax(made), collect), seconds)
     raw_rate = RAW_ENVS * RAW_STEPS / raw_time
-    collect_rate = trunk.steps_per_iteration / collect_time
+    collect_rate = collect.rounds * trunk.steps_per_iteration / collect_time
 
     report("updates beside matrix multiplication …")
     updates = {}
@@ -141,16 +141,17 @@ def _raw_brax(task: Any) -> Callable[[], Any]:
 
 
 class _Collection:
-    """One round of collection, going on from call to call."""
+    """Rounds of collection, one dispatched after the other, going on from call to call."""
 
-    def __init__(self, trunk: Trunk, state: Any, copy: bool = False):
-        self.trunk = trunk
+    def __init__(self, trunk: Trunk, state: Any, rounds: int = 1, copy: bool = False):
+        self.trunk, self.rounds = trunk, rounds
         self.actor = jax.device_put(trunk.agent.policy_params(state.agent), trunk.actor_everywhere)
         self.actor = jax.tree.map(jnp.copy, self.actor)
         self.episodes = jax.tree.map(jnp.copy, state.episodes) if copy else state.episodes
 
     def __call__(self) -> Any:
-        self.episodes, steps, _ = self.trunk.collect(self.actor, self.episodes)
+        for _ in range(self.rounds):
+            self.episodes, steps, _ = self.trunk.collect(self.actor, self.episodes)
         return steps
 
     def state(self, state: Any) -> Any:
