@@ -20,11 +20,15 @@ import psutil
 from qdac import replay as replay_lib
 from qdac.agents import get_algorithm
 from qdac.config import default_config
+from qdac.evaluation import Evaluator
 from qdac.tasks import make_task
 from qdac.trunk import Trunk
+from qdac.types import Task
 
 RAW_ENVS = 256
 RAW_STEPS = 20
+EVALUATED = 1024
+"""Rollouts of an evaluation."""
 SMALL_REPLAY = 10_000
 LARGE_REPLAY = 1_000_000
 
@@ -60,6 +64,12 @@ def run(
     raw_rate = RAW_ENVS * RAW_STEPS / raw_time
     collect_rate = collect.rounds * trunk.steps_per_iteration / collect_time
 
+    report("evaluation beside collection …")
+    evaluate = _Evaluation(made, agent, collect.actor)
+    evaluate_time, collect_again_time = _in_turns((evaluate, collect), seconds)
+    evaluate_rate = evaluate.steps / evaluate_time
+    collect_again_rate = collect.rounds * trunk.steps_per_iteration / collect_again_time
+
     report("updates beside matrix multiplication …")
     updates = {}
     for width in (256, 512):
@@ -86,6 +96,9 @@ def run(
         "raw_brax_steps_per_second": round(raw_rate),
         "collection_steps_per_second": round(collect_rate),
         "collection_over_raw_brax": round(collect_rate / raw_rate, 4),
+        "evaluation_steps_per_second": round(evaluate_rate),
+        "evaluation_mean_episode_length": round(evaluate.steps / evaluate.num, 1),
+        "evaluation_over_collection": round(evaluate_rate / collect_again_rate, 4),
         **updates,
         "update": own,
         "env_steps_per_second": round(trunk.steps_per_iteration / train_time),
@@ -157,6 +170,18 @@ class _Collection:
     def state(self, state: Any) -> Any:
         """Returns the training state with the episodes as they are now."""
         return state._replace(episodes=self.episodes)
+
+
+class _Evaluation:
+    """The same rollouts of the policy at each call, counted in steps lived."""
+
+    def __init__(self, task: Task, policy: Any, params: Any):
+        self.evaluator, self.params, self.num = Evaluator(task, policy), params, EVALUATED
+        self.skills = np.resize(task.skill_space.grid(), (self.num, task.skill_size))
+        self.steps = 0
+
+    def __call__(self) -> None:
+        self.steps = int(self.evaluator(self.params, self.skills, num_rollouts=1, seed=0).lengths.sum())
 
 
 class _Training:

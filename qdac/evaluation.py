@@ -26,25 +26,33 @@ from qdac.report.spaces import describe_space
 from qdac.runs import open_run, read_tensor_file, unflatten, write_json
 from qdac.types import Array, Params, Policy, SkillSpace, Task
 
+ROUND_STEPS = 20
+"""Steps between two looks at which episodes have ended: few, so that envs do not idle, and yet far more than a reset
+costs."""
 ROLLOUTS_PER_DEVICE = 128
 """XLA's CPU backend steps this many envs on one core fastest; an accelerator takes them in its stride."""
 
 
 class Evaluator:
-    """Executes any number of skills in equal chunks over all devices; compiles once."""
+    """Executes skills with as many envs as are fastest, over all devices. Compiles once for a number of rollouts."""
 
-    def __init__(self, task: Task, policy: Policy, num_rollouts: int, devices: list | None = None):
-        """`num_rollouts` bounds the chunk for evaluations that are smaller than one."""
-        devices = devices or jax.devices()
-        per_device = min(ROLLOUTS_PER_DEVICE, -(-num_rollouts // len(devices)))
-        self.chunk_size = per_device * len(devices)
-        mesh = Mesh(np.array(devices), ("rollouts",))
+    def __init__(self, task: Task, policy: Policy, devices: list | None = None):
+        mesh = Mesh(np.array(devices or jax.devices()), ("rollouts",))
+        self.num_devices = mesh.size
         self.everywhere, self.by_rollout = NamedSharding(mesh, P()), NamedSharding(mesh, P("rollouts"))
-        self._execute = jax.jit(
-            jax.shard_map(
-                lambda params, skills, keys: rollout.execute(task, policy, params, skills, keys), mesh=mesh,
-                in_specs=(P(), P("rollouts"), P("rollouts")), out_specs=P("rollouts"), check_vma=False,
-            )
+
+        def start(keys: Array) -> rollout.Queue:
+            return rollout.start_queue(task, policy, keys, min(ROLLOUTS_PER_DEVICE, len(keys)))
+
+        def advance(params: Params, skills: Array, keys: Array, queue: rollout.Queue) -> tuple[rollout.Queue, Array]:
+            queue = rollout.advance_queue(task, policy, params, skills, keys, queue, ROUND_STEPS)
+            return queue, rollout.num_remaining(queue)[None]
+
+        rows = P("rollouts")
+        self._start = jax.jit(jax.shard_map(start, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
+        self._advance = jax.jit(
+            jax.shard_map(advance, mesh=mesh, in_specs=(P(), rows, rows, rows), out_specs=rows, check_vma=False),
+            donate_argnums=3,
         )
 
     def __call__(
@@ -53,23 +61,23 @@ class Evaluator:
     ) -> metrics.Evaluation:
         """Returns `num_rollouts` episodes of each skill [S, size], the same for the same seed.
 
-        Rollout r of skill i has its own key, whatever the chunks and devices. `report` is given the
-        rollouts done after each chunk.
+        Rollout r of skill i has its own key, however many envs and devices share the work. `report` is given
+        the rollouts done so far.
         """
         params = jax.device_put(params, self.everywhere)
         total = len(skills) * num_rollouts
-        padded = -(-total // self.chunk_size) * self.chunk_size
-        # Neighbouring skills live equally long: together, a chunk of short episodes ends early.
-        asked = np.resize(np.repeat(skills, num_rollouts, axis=0), (padded, skills.shape[1]))
-        fold_in = jax.vmap(jax.random.fold_in, (None, 0))
-        keys = np.asarray(fold_in(jax.random.PRNGKey(seed), jnp.arange(padded)))
-        chunks = []
-        for start in range(0, padded, self.chunk_size):
-            rows = slice(start, start + self.chunk_size)
-            inputs = jax.device_put((asked[rows], keys[rows]), self.by_rollout)
-            chunks.append(jax.device_get(self._execute(params, *inputs)))
-            report(min(start + self.chunk_size, total))
-        rollouts = jax.tree.map(lambda *parts: np.concatenate(parts)[:total], *chunks)
+        padded = -(-total // self.num_devices) * self.num_devices
+        # Neighbouring skills live equally long: dealt out in turn, they keep all devices busy to the end.
+        order = np.arange(padded).reshape(-1, self.num_devices).T.ravel()
+        asked = np.repeat(skills, num_rollouts, axis=0)[order % total]
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), order)
+        asked, keys = jax.device_put((asked, keys), self.by_rollout)
+        queue, left = self._start(keys), total
+        while left:
+            queue, remaining = self._advance(params, asked, keys, queue)
+            left = int(np.asarray(remaining).sum())
+            report(max(total - left, 0))
+        rollouts = jax.tree.map(lambda rows: np.asarray(rows)[np.argsort(order)[:total]], queue.results)
         return metrics.Evaluation(
             skills=skills,
             observed_skills=rollouts.observed_skill.reshape(len(skills), num_rollouts, -1),
@@ -116,7 +124,7 @@ class TrainedPolicy:
 
     @functools.cached_property
     def _single(self) -> Evaluator:
-        return Evaluator(self.task, self.policy, num_rollouts=1)
+        return Evaluator(self.task, self.policy)
 
 
 def load(path: str | Path, task: str | Task | None = None) -> TrainedPolicy:
@@ -193,7 +201,7 @@ def evaluate(
     if skills.shape[1:] != (policy.task.skill_size,):
         raise UserError(f"skills should be [num, {policy.task.skill_size}], got {list(skills.shape)}")
     total = len(skills) * rollouts
-    evaluator = Evaluator(policy.task, policy.policy, total)
+    evaluator = Evaluator(policy.task, policy.policy)
     with Progress(total, unit="rollouts") as progress:
 
         def report(done: int) -> None:

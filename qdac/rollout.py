@@ -99,10 +99,7 @@ def collect(
             key=episodes.key,
         )
         current = Episodes(env, skill, num_steps, total_reward, feature_sum, episodes.key)
-        episodes = jax.tree.map(
-            lambda new, old: jnp.where(ended.reshape(-1, *(1,) * (old.ndim - 1)) > 0, new, old), fresh, current
-        )
-        return episodes, (transition, stats)
+        return _choose(ended > 0, fresh, current), (transition, stats)
 
     episodes, (transitions, stats) = jax.lax.scan(one_step, episodes, (noise, fresh_skills))
     transitions = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), transitions)
@@ -119,30 +116,81 @@ class Rollouts(NamedTuple):
     length: Array
 
 
-def execute(task: Task, policy: Policy, params: Params, skills: Array, keys: Array) -> Rollouts:
-    """Returns one episode for each skill [num, skill_size], from a fresh reset, with deterministic actions."""
+class Queue(NamedTuple):
+    """Episodes, one a row, that a number of lanes executes: lane i has the rows i, i + num_lanes and so on.
 
-    def is_running(carry) -> Array:
-        *_, alive, time = carry
-        return jnp.any(alive > 0) & (time < task.episode_length)
+    A lane whose episode has ended begins its next row while others go on: no env waits for the longest episode.
+    """
 
-    def one_step(carry):
-        env, memory, rollouts, alive, time = carry
+    env: EnvState
+    memory: Any
+    row: Array
+    """The row that each lane has or begins next, [num_lanes]; beyond the last when there is none left."""
+    is_running: Array
+    sums: Rollouts
+    """Of the episodes under way, [num_lanes]; sums of features in place of their means."""
+    results: Rollouts
+    """Of the episodes that have ended, [num_rows]."""
+
+
+def start_queue(task: Task, policy: Policy, keys: Array, num_lanes: int) -> Queue:
+    """Returns the queue of as many episodes as there are keys, none of them begun."""
+
+    def nothing(num: int) -> Rollouts:
+        return Rollouts(jnp.zeros((num, task.skill_size)), jnp.zeros(num), jnp.zeros(num))
+
+    row = jnp.arange(num_lanes)
+    env = jax.vmap(task.reset)(keys[jnp.minimum(row, len(keys) - 1)])
+    is_running = jnp.zeros(num_lanes, bool)
+    return Queue(env, policy.initial_carry(num_lanes), row, is_running, nothing(num_lanes), nothing(len(keys)))
+
+
+def advance_queue(
+    task: Task, policy: Policy, params: Params, skills: Array, keys: Array, queue: Queue, num_steps: int
+) -> Queue:
+    """Returns the queue after `num_steps` deterministic steps of each lane, for skills [num_rows, skill_size].
+
+    Rows are begun at the start of a call only: resets, which compute all lanes, are rare.
+    """
+    num_rows, num_lanes = skills.shape[0], queue.row.shape[0]
+    row = jnp.minimum(queue.row, num_rows - 1)
+    begins = ~queue.is_running & (queue.row < num_rows)
+    fresh = jax.vmap(task.reset)(keys[row]), policy.initial_carry(num_lanes), jax.tree.map(jnp.zeros_like, queue.sums)
+    env, memory, sums = _choose(begins, fresh, (queue.env, queue.memory, queue.sums))
+    was_running = queue.is_running | begins
+    skill = skills[row]
+
+    def one_step(carry, _):
+        env, memory, sums, is_running = carry
         feature = jax.vmap(task.feature)(env)
-        memory, action = policy.step(params, memory, env.obs, skills)
+        memory, action = policy.step(params, memory, env.obs, skill)
         env = jax.vmap(task.step)(env, action)
-        rollouts = Rollouts(
-            rollouts.observed_skill + jnp.where(alive[:, None] > 0, feature, 0.0),
-            rollouts.total_reward + jnp.where(alive > 0, env.reward, 0.0),
-            rollouts.length + alive,
+        sums = Rollouts(
+            sums.observed_skill + jnp.where(is_running[:, None], feature, 0.0),
+            sums.total_reward + jnp.where(is_running, env.reward, 0.0),
+            sums.length + is_running,
         )
-        return env, memory, rollouts, jnp.where(env.done > 0, 0.0, alive), time + 1
+        return (env, memory, sums, is_running & (env.done == 0) & (sums.length < task.episode_length)), None
 
-    num = skills.shape[0]
-    nothing = Rollouts(jnp.zeros((num, task.skill_size)), jnp.zeros(num), jnp.zeros(num))
-    start = (jax.vmap(task.reset)(keys), policy.initial_carry(num), nothing, jnp.ones(num), jnp.zeros((), jnp.int32))
-    _, _, rollouts, _, _ = jax.lax.while_loop(is_running, one_step, start)
-    return rollouts._replace(observed_skill=rollouts.observed_skill / rollouts.length[:, None])
+    (env, memory, sums, is_running), _ = jax.lax.scan(one_step, (env, memory, sums, was_running), length=num_steps)
+    has_ended = was_running & ~is_running
+    ended = sums._replace(observed_skill=sums.observed_skill / jnp.maximum(sums.length, 1.0)[:, None])
+    place = jnp.where(has_ended, row, num_rows)
+    results = jax.tree.map(lambda all_rows, new: all_rows.at[place].set(new, mode="drop"), queue.results, ended)
+    return Queue(env, memory, queue.row + num_lanes * has_ended, is_running, sums, results)
+
+
+def num_remaining(queue: Queue) -> Array:
+    """Returns how many rows have not ended."""
+    num_rows, num_lanes = queue.results.length.shape[0], queue.row.shape[0]
+    return jnp.maximum(-(-(num_rows - queue.row) // num_lanes), 0).sum()
+
+
+def _choose(condition: Array, new: Any, old: Any) -> Any:
+    """Returns the tree with the rows of `new` where the condition [num] holds, and of `old` elsewhere."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (b.ndim - 1)), a, b), new, old
+    )
 
 
 class Recording(NamedTuple):

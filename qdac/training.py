@@ -69,7 +69,7 @@ class Training:
         grid = task.skill_space.grid()
         chosen = np.random.default_rng(EVALUATION_SEED).permutation(len(grid))[: config.eval_skills]
         self.eval_skills = grid[np.sort(chosen)]
-        self.evaluator = Evaluator(task, self.agent, len(self.eval_skills))
+        self.evaluator = Evaluator(task, self.agent)
         round_size = self.trainer.steps_per_iteration
         self.total_steps = -(-config.steps // round_size) * round_size
         self.state: Any = None

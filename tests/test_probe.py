@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from probes import clock_task, dial_task, small_config
 
-from qdac import nets, rollout
+from qdac import nets
 from qdac.agents.qdac import QDAC
+from qdac.evaluation import Evaluator
 from qdac.trunk import Trunk
 from qdac.types import Task
 
@@ -80,9 +81,8 @@ def test_executed_and_expected_features_are_the_nearest_possible(skill):
     """
     agent, state, _ = trained = trained_dial(threshold=0.01)
     nearest = np.clip(skill, -0.5, 0.5)
-    execute = jax.jit(functools.partial(rollout.execute, agent.task, agent))
-    executed = execute(agent.policy_params(state), skill, jax.random.split(KEY, len(skill)))
-    np.testing.assert_allclose(executed.observed_skill, nearest, atol=0.15)
+    executed = Evaluator(agent.task, agent)(agent.policy_params(state), skill, num_rollouts=1, seed=0)
+    np.testing.assert_allclose(executed.observed_skills[:, 0], nearest, atol=0.15)
     _, successor, _ = trained.answers(2 * nearest, skill)
     np.testing.assert_allclose((1 - GAMMA) * successor, nearest, atol=0.15)
 

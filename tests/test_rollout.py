@@ -166,18 +166,30 @@ class Mortal:
         return carry, jnp.where(carry[:, None] >= skill, params, 0.0)
 
 
-execute = jax.jit(rollout.execute, static_argnames=("task", "policy"))
+advance_queue = jax.jit(rollout.advance_queue, static_argnames=("task", "policy", "num_steps"))
 
 
-def executed(skills: list[float], episode_length: int) -> rollout.Rollouts:
+def execute(task, policy, params, skills: Array, keys: Array, num_lanes: int, num_steps: int) -> rollout.Rollouts:
+    """Returns the episodes of a queue that was advanced until none was left, as it should be step by step."""
+    queue = rollout.start_queue(task, policy, keys, num_lanes)
+    remaining = [int(rollout.num_remaining(queue))]
+    while remaining[-1]:
+        queue = advance_queue(task, policy, params, skills, keys, queue, num_steps)
+        remaining.append(int(rollout.num_remaining(queue)))
+    assert remaining[0] == len(keys) and remaining == sorted(remaining, reverse=True)
+    return queue.results
+
+
+def executed(skills: list[float], episode_length: int, num_lanes: int = 2, num_steps: int = 3) -> rollout.Rollouts:
     keys = jax.random.split(jax.random.PRNGKey(0), len(skills))
     task = clock_task(episode_length=episode_length)
-    return execute(task, Mortal(), jnp.ones(()), jnp.array(skills)[:, None], keys)
+    return execute(task, Mortal(), jnp.ones(()), jnp.array(skills)[:, None], keys, num_lanes, num_steps)
 
 
-def test_rollouts_count_only_the_steps_lived():
+@pytest.mark.parametrize("num_lanes, num_steps", [(1, 7), (2, 1), (3, 3), (4, 3)])
+def test_rollouts_count_only_the_steps_lived(num_lanes, num_steps):
     """k steps: mean feature (0 + ... + k-1) / k, return 1 + ... + k. The clock shows NaNs after its end."""
-    rollouts = executed([1, 2, 5, 3], episode_length=10)
+    rollouts = executed([1, 2, 5, 3], 10, num_lanes, num_steps)
     np.testing.assert_array_equal(rollouts.length, [1, 2, 5, 3])
     np.testing.assert_allclose(rollouts.observed_skill, [[0], [0.5], [2], [1]], rtol=1e-6)
     np.testing.assert_allclose(rollouts.total_reward, [1, 3, 15, 6], rtol=1e-6)
@@ -199,6 +211,6 @@ def test_rollouts_start_from_their_own_keys():
 
     task = clock_task(feature_fn=lambda state: state.obs[:1])
     keys = jax.random.split(jax.random.PRNGKey(0), 5)
-    rollouts = execute(task, Opener(), (), jnp.zeros((5, 1)), keys)
+    rollouts = execute(task, Opener(), (), jnp.zeros((5, 1)), keys, num_lanes=2, num_steps=2)
     expected = [jax.random.uniform(key) for key in keys]
     np.testing.assert_allclose(rollouts.observed_skill[:, 0], expected, rtol=1e-6)
