@@ -28,7 +28,7 @@ from qdac.types import Task
 RAW_ENVS = 256
 RAW_STEPS = 20
 EVALUATED = 1024
-"""Rollouts of an evaluation."""
+"""Rollouts of an evaluation: a few for each env. The end, when envs run out of them, weighs more than in a full one."""
 SMALL_REPLAY = 10_000
 LARGE_REPLAY = 1_000_000
 
@@ -64,12 +64,6 @@ def run(
     raw_rate = RAW_ENVS * RAW_STEPS / raw_time
     collect_rate = collect.rounds * trunk.steps_per_iteration / collect_time
 
-    report("evaluation beside collection …")
-    evaluate = _Evaluation(made, agent, collect.actor)
-    evaluate_time, collect_again_time = _in_turns((evaluate, collect), seconds)
-    evaluate_rate = evaluate.steps / evaluate_time
-    collect_again_rate = collect.rounds * trunk.steps_per_iteration / collect_again_time
-
     report("updates beside matrix multiplication …")
     updates = {}
     for width in (256, 512):
@@ -87,6 +81,13 @@ def run(
     small = _Training(small_trunk, small_trunk.iterate(small_trunk.init(jax.random.PRNGKey(0)))[0])
     large_time, small_time = _in_turns((training, small), seconds)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    report("evaluation beside collection …")
+    collect = _Collection(trunk, training.state, collect.rounds, copy=True)
+    evaluate = _Evaluation(made, agent, collect.actor)
+    evaluate_time, collect_again_time = _in_turns((evaluate, collect), seconds)
+    evaluate_rate = evaluate.steps / evaluate_time
+    collect_again_rate = collect.rounds * trunk.steps_per_iteration / collect_again_time
     return {
         "task": task,
         "preset": preset,
