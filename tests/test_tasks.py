@@ -20,7 +20,7 @@ from qdac.errors import UserError
 from qdac.tasks import check_task, locomotion, make_task, task_names, task_summaries
 from qdac.types import Box, Circle
 
-RECORDED = np.load(Path(__file__).parent / "data" / "brax_0.9.1_spring_trajectories.npz")
+RECORDED = np.load(Path(__file__).parent / "data" / "brax_0.9.1_spring_trajectories.npz", allow_pickle=False)
 """40 steps of each robot in the paper's engine without reset noise, and each task's features on them."""
 
 UNIT_SQUARE = Box((0.0, 0.0), (1.0, 1.0), (50, 50))

@@ -15,6 +15,7 @@ from qdac.errors import UserError
 from qdac.evaluation import TrainedPolicy, load
 from qdac.explore.episodes import Player
 from qdac.explore.scene import Scene, make_scene
+from qdac.report.spaces import is_circle
 from qdac.runs import print_warning
 from qdac.types import SkillSpace
 
@@ -61,11 +62,6 @@ class Entry:
             "note": self.scene.note,
             "evaluation": None if self.table is None else _describe_table(self.table, task.d_eval),
         }
-
-
-def is_circle(space: SkillSpace) -> bool:
-    """Returns whether skills are headings: two numbers, (cos, sin), on a grid with a single axis."""
-    return space.size == 2 and len(space.grid_shape) == 1
 
 
 def _describe_table(table: metrics.Evaluation, d_eval: float) -> dict[str, Any]:

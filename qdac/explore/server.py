@@ -24,9 +24,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qdac.errors import UserError
-from qdac.explore.catalogue import Entry, is_circle
+from qdac.explore.catalogue import Entry
 from qdac.explore.episodes import MAX_SEED
 from qdac.explore.jobs import Jobs, TooManyJobs
+from qdac.report.spaces import is_circle
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8765
