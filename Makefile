@@ -22,7 +22,7 @@ demo: $(READY) ## train a small agent here and show what it learned
 	@$(PY) -m qdac demo $(ARGS)
 
 test: $(READY) ## run the tests (the slow ones: make test ARGS="-m slow")
-	@$(PY) -m pytest -q --durations=5 $(ARGS)
+	@$(PY) -m pytest -q -n 2 --durations=5 $(ARGS)
 
 lint: $(READY) ## run ruff
 	@$(PY) -m ruff check .

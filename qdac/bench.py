@@ -27,26 +27,28 @@ from qdac.types import Task
 
 RAW_ENVS = 256
 RAW_STEPS = 20
-EVALUATED = 1024
-"""Rollouts of an evaluation: a few for each env. The end, when envs run out of them, weighs more than in a full one."""
+EVALUATED = 4096
+"""Rollouts of an evaluation: 16 for each env. The end, when envs run out of them, weighs more than in a full one."""
+UPDATE_ROWS = 512
+"""Rows of the updates whose arithmetic is measured at two widths, or as near as whole batches come."""
 SMALL_REPLAY = 10_000
 LARGE_REPLAY = 1_000_000
 
 
 def run(
-    task: str = "walker2d_feet_contact", preset: str = "laptop", seconds: float = 8.0,
+    algo: str = "qdac", task: str = "walker2d_feet_contact", preset: str = "laptop", seconds: float = 8.0,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Returns the speed of collection, update and training for a task, each beside its limit.
+    """Returns the speed of collection, update and training of an algorithm on a task, each beside its limit.
 
     `seconds` is spent on each comparison. Collection is compared with plain Brax, an update with the
-    machine's matrix-multiply peak, training with what collection and updates take on their own.
+    machine's matrix-multiply peak and with QDAC's, training with what collection and updates take on their own.
     """
-    made = make_task(task)
-    config = dataclasses.replace(default_config("qdac", task, preset).agent, replay_size=LARGE_REPLAY, warmup_steps=0)
+    config = dataclasses.replace(default_config(algo, task, preset).agent, replay_size=LARGE_REPLAY, warmup_steps=0)
+    made = dataclasses.replace(make_task(task), reference_return=0.0)
 
     def make_agent(**changes: Any) -> Any:
-        return get_algorithm("qdac").make_agent(dataclasses.replace(config, **changes), made)
+        return get_algorithm(algo).make_agent(dataclasses.replace(config, **changes), made)
 
     agent = make_agent()
     trunk = Trunk(agent, made)
@@ -67,9 +69,11 @@ def run(
     report("updates beside matrix multiplication …")
     updates = {}
     for width in (256, 512):
-        sized = make_agent(hidden_sizes=(width, width), batch_size=256)
+        batch_size = config.batch_size * max(UPDATE_ROWS // _num_rows(agent, state.replay), 1)
+        sized = make_agent(hidden_sizes=(width, width), batch_size=batch_size)
         updates[f"update_{width}"] = _update_beside_peak(sized, trunk, state.replay, seconds)
     own = _update_beside_peak(agent, trunk, state.replay, seconds)
+    beside_qdac = _update_beside_qdac(agent, trunk, state.replay, preset, seconds) if algo != "qdac" else {}
 
     report("training beside its parts, and a small replay beside a large one …")
     training = _Training(trunk, collect.state(state))
@@ -89,6 +93,7 @@ def run(
     evaluate_rate = evaluate.steps / evaluate_time
     collect_again_rate = collect.rounds * trunk.steps_per_iteration / collect_again_time
     return {
+        "algo": algo,
         "task": task,
         "preset": preset,
         "devices": [device.device_kind for device in jax.devices()],
@@ -102,6 +107,7 @@ def run(
         "evaluation_over_collection": round(evaluate_rate / collect_again_rate, 4),
         **updates,
         "update": own,
+        **beside_qdac,
         "env_steps_per_second": round(trunk.steps_per_iteration / train_time),
         "updates_per_second": round(config.updates_per_iteration / train_time, 1),
         "limit_env_steps_per_second": round(trunk.steps_per_iteration / limit_time),
@@ -129,7 +135,7 @@ def _in_turns(functions: tuple[Callable[[], Any], ...], seconds: float) -> list[
 
 def _fill(trunk: Trunk, state: Any) -> Any:
     """Returns the state with a replay that counts as full, all its pages touched."""
-    storage = jax.tree.map(lambda x: x + jnp.ones((), x.dtype) * 1e-3, state.replay.storage)
+    storage = jax.tree.map(lambda x: (x + 1e-3).astype(x.dtype), state.replay.storage)
     storage = storage._replace(terminated=storage.terminated * 0, truncated=storage.truncated * 0)
     storage = jax.device_put(storage, trunk.replay_by_env)
     return state._replace(replay=state.replay._replace(storage=storage, size=jnp.asarray(trunk.capacity, jnp.int32)))
@@ -225,6 +231,33 @@ class _UpdateRound:
         return float(one.cost_analysis()["flops"])
 
 
+def _num_rows(agent: Any, replay: Any) -> int:
+    """Returns the rows that the agent learns from at each update."""
+
+    def rows(replay: Any) -> Any:
+        config, key = agent.config, jax.random.PRNGKey(0)
+        return agent.rows(*replay_lib.sample(replay, key, config.batch_size, config.discount, config.n_step), key).obs
+
+    return jax.eval_shape(rows, replay).shape[0]
+
+
+def _update_beside_qdac(agent: Any, trunk: Trunk, replay: Any, preset: str, seconds: float) -> dict[str, Any]:
+    """Returns the time and the operations of an update beside those of QDAC's with the same preset."""
+    task = trunk.task
+    qdac = get_algorithm("qdac").make_agent(default_config("qdac", task.name, preset).agent, task)
+    skill = jnp.zeros((*replay.storage.reward.shape, task.skill_size))
+    updates = (
+        _UpdateRound(agent, trunk, replay, num=8),
+        _UpdateRound(qdac, trunk, replay._replace(storage=replay.storage._replace(skill=skill)), num=8),
+    )
+    own_time, qdac_time = _in_turns(updates, seconds)
+    own_work, qdac_work = (update.floating_point_operations() for update in updates)
+    return {
+        "update_time_over_qdac": round(own_time / qdac_time, 3),
+        "update_operations_over_qdac": round(own_work / qdac_work, 3),
+    }
+
+
 def _update_beside_peak(agent: Any, trunk: Trunk, replay: Any, seconds: float) -> dict[str, Any]:
     """Returns one update's time and rate beside the peak of a large matrix product in the same minute."""
     update = _UpdateRound(agent, trunk, replay, num=8)
@@ -236,7 +269,7 @@ def _update_beside_peak(agent: Any, trunk: Trunk, replay: Any, seconds: float) -
     rate = update.floating_point_operations() * update.num / update_time / 1e9
     return {
         "hidden_sizes": list(agent.config.hidden_sizes),
-        "rows": agent.config.batch_size * (2 if agent.config.relabel else 1),
+        "rows": _num_rows(agent, replay),
         "ms": round(1e3 * update_time / update.num, 2),
         "gflops": round(rate, 1),
         "peak_gflops": round(peak, 1),

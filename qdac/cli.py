@@ -61,6 +61,9 @@ class Evaluate:
     """Decides the resets."""
     task: str | None = None
     """The task that the policy is expected to be of; another is an error."""
+    archive: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Execute each skill with the nearest behaviour that any policy of the run has shown, rather than with the last
+    policy: for algorithms whose policies are not told skills. Writes to RUN/archive/ unless --out is given."""
     out: Path | None = None
     """Folder for the files, if not the run folder."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -110,10 +113,12 @@ class Report:
 class Bench:
     """Measure speed on this machine: collection, updates, and training, each beside its limit."""
 
+    algo: str = "qdac"
+    """Algorithm to measure."""
     task: str = "walker2d_feet_contact"
     """Task to measure with."""
     preset: str = "laptop"
-    """Preset of qdac to measure with."""
+    """Preset to measure with."""
     seconds: float = 8.0
     """Time for each comparison."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -178,13 +183,17 @@ def evaluate(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parsed = parse(Evaluate, "evaluate", arguments)
     with contextlib.redirect_stdout(sys.stderr):
-        from qdac import evaluation
+        from qdac import elites, evaluation
 
-        policy = evaluation.load(parsed.policy, parsed.task)
-        result = evaluation.evaluate(policy, parsed.rollouts, parsed.seed)
-        out = parsed.out or (parsed.policy if parsed.policy.is_dir() else None)
+        if parsed.archive:
+            result, task = elites.evaluate_elites(parsed.policy, parsed.rollouts, parsed.seed)
+            out = parsed.out or parsed.policy / "archive"
+        else:
+            policy = evaluation.load(parsed.policy, parsed.task)
+            result, task = evaluation.evaluate(policy, parsed.rollouts, parsed.seed), policy.task
+            out = parsed.out or (parsed.policy if parsed.policy.is_dir() else None)
         if out:
-            evaluation.save_evaluation(result, policy.task, out)
+            evaluation.save_evaluation(result, task, out)
     _print_values(result.summary, parsed.json)
     if out:
         print(f"written to {out}: evaluation.csv, evaluation.json, figures/", file=sys.stderr)
@@ -236,7 +245,7 @@ def bench(arguments: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         from qdac.bench import run
 
-        measured = run(parsed.task, parsed.preset, parsed.seconds, report=print)
+        measured = run(parsed.algo, parsed.task, parsed.preset, parsed.seconds, report=print)
     _print_values(measured, parsed.json)
     return 0
 

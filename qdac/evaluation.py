@@ -59,7 +59,15 @@ class Evaluator:
         self, params: Params, skills: np.ndarray, num_rollouts: int, seed: int,
         report: Callable[[int], None] = lambda done: None,
     ) -> metrics.Evaluation:
-        """Returns `num_rollouts` episodes of each skill [S, size], the same for the same seed.
+        """Returns the evaluation of `num_rollouts` episodes of each skill [S, size], the same for the same seed."""
+        rollouts = self.execute(params, skills, num_rollouts, seed, report)
+        return metrics.Evaluation(skills, rollouts.observed_skill, rollouts.total_reward, rollouts.length)
+
+    def execute(
+        self, params: Params, skills: np.ndarray, num_rollouts: int, seed: int,
+        report: Callable[[int], None] = lambda done: None,
+    ) -> rollout.Rollouts:
+        """Returns `num_rollouts` episodes of each of S skills, or of what else the policy is told, [S, num_rollouts].
 
         Rollout r of skill i has its own key, however many envs and devices share the work. `report` is given
         the rollouts done so far.
@@ -77,13 +85,11 @@ class Evaluator:
             queue, remaining = self._advance(params, asked, keys, queue)
             left = int(np.asarray(remaining).sum())
             report(max(total - left, 0))
-        rollouts = jax.tree.map(lambda rows: np.asarray(rows)[np.argsort(order)[:total]], queue.results)
-        return metrics.Evaluation(
-            skills=skills,
-            observed_skills=rollouts.observed_skill.reshape(len(skills), num_rollouts, -1),
-            returns=rollouts.total_reward.reshape(len(skills), num_rollouts),
-            lengths=rollouts.length.reshape(len(skills), num_rollouts).astype(np.int32),
+        inverse = np.argsort(order)[:total]
+        rollouts = jax.tree.map(
+            lambda rows: np.asarray(rows)[inverse].reshape(len(skills), num_rollouts, *rows.shape[1:]), queue.results
         )
+        return rollouts._replace(length=rollouts.length.astype(np.int32))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qdac.types import Array, EnvState, Params, Policy, Task, Transition
+from qdac.types import Array, Commands, EnvState, Params, Policy, Task, Transition
 
 Explore = Callable[[Params, Array, Array, Array], Array]
 """(params, obs [num, obs_size], skill [num, skill_size], noise [num, action_size]) -> actions [num, action_size].
@@ -19,8 +19,13 @@ The noise is standard normal, drawn for all steps at once: small kernels inside 
 class Episodes(NamedTuple):
     """Running episodes, one an env; every field has the envs as its leading axis."""
 
+    index: Array
+    """The number of the env."""
+    episode: Array
+    """How many episodes of the env came before."""
     env: EnvState
     skill: Array
+    """What the policy is told."""
     num_steps: Array
     total_reward: Array
     feature_sum: Array
@@ -34,39 +39,43 @@ class EpisodeStats(NamedTuple):
     total_reward: Array
     length: Array
     distance: Array
+    """To the skill; NaN where commands are no skills."""
     is_finite: Array
 
 
-def start_episodes(task: Task, key: Array, num_envs: int) -> Episodes:
-    """Returns `num_envs` fresh episodes with uniform skills."""
+def start_episodes(task: Task, commands: Commands, key: Array, num_envs: int) -> Episodes:
+    """Returns `num_envs` fresh episodes with fresh commands."""
 
-    def start(key: Array) -> Episodes:
+    def start(key: Array, index: Array) -> Episodes:
         key_env, key_skill, key = jax.random.split(key, 3)
         return Episodes(
+            index=index,
+            episode=jnp.zeros((), jnp.int32),
             env=task.reset(key_env),
-            skill=task.skill_space.sample(key_skill, 1)[0],
+            skill=commands.draw(key_skill, index, 1)[0],
             num_steps=jnp.zeros((), jnp.int32),
             total_reward=jnp.zeros(()),
             feature_sum=jnp.zeros(task.skill_size),
             key=key,
         )
 
-    return jax.vmap(start)(jax.random.split(key, num_envs))
+    return jax.vmap(start)(jax.random.split(key, num_envs), jnp.arange(num_envs))
 
 
 def collect(
-    task: Task, explore: Explore, params: Params, episodes: Episodes, num_steps: int
+    task: Task, commands: Commands, explore: Explore, params: Params, episodes: Episodes, num_steps: int
 ) -> tuple[Episodes, Transition, EpisodeStats]:
     """Returns the episodes after `num_steps` more steps, the transitions [num_envs, num_steps, ...], and stats.
 
-    An episode that ends goes on as a new one, from a fresh reset with a fresh skill. Every env has
+    An episode that ends goes on as a new one, from a fresh reset with a fresh command. Every env has
     one fresh start prepared for each call: resets cost little however often episodes end.
     """
     keys = jax.vmap(lambda key: jax.random.split(key, 4))(episodes.key)
     episodes = episodes._replace(key=keys[:, 0])
     fresh_env = jax.vmap(task.reset)(keys[:, 1])
     noise = jax.vmap(lambda key: jax.random.normal(key, (num_steps, task.action_size)), out_axes=1)(keys[:, 2])
-    fresh_skills = jax.vmap(lambda key: task.skill_space.sample(key, num_steps), out_axes=1)(keys[:, 3])
+    draw = jax.vmap(lambda key, index: commands.draw(key, index, num_steps), out_axes=1)
+    fresh_skills = draw(keys[:, 3], episodes.index)
 
     def one_step(episodes: Episodes, drawn: tuple[Array, Array]):
         noise, fresh_skill = drawn
@@ -79,10 +88,15 @@ def collect(
         truncated = jnp.where(num_steps >= task.episode_length, 1.0 - terminated, 0.0)
         total_reward = episodes.total_reward + env.reward
         feature_sum = episodes.feature_sum + feature
-        transition = Transition(obs, action, env.reward, feature, env.obs, terminated, truncated, skill)
+        transition = Transition(
+            obs, action, env.reward, feature, env.obs, terminated, truncated, skill, episodes.episode
+        )
 
         ended = terminated + truncated
-        distance = jnp.linalg.norm(feature_sum / num_steps[:, None] - skill, axis=-1)
+        if commands.are_skills:
+            distance = jnp.linalg.norm(feature_sum / num_steps[:, None] - skill, axis=-1)
+        else:
+            distance = jnp.full_like(total_reward, jnp.nan)
         stats = EpisodeStats(
             count=ended.sum(),
             total_reward=(ended * total_reward).sum(),
@@ -91,6 +105,8 @@ def collect(
             is_finite=jnp.isfinite(env.obs).all() & jnp.isfinite(env.reward).all(),
         )
         fresh = Episodes(
+            index=episodes.index,
+            episode=episodes.episode + 1,
             env=fresh_env,
             skill=fresh_skill,
             num_steps=jnp.zeros_like(num_steps),
@@ -98,7 +114,9 @@ def collect(
             feature_sum=jnp.zeros_like(feature_sum),
             key=episodes.key,
         )
-        current = Episodes(env, skill, num_steps, total_reward, feature_sum, episodes.key)
+        current = episodes._replace(
+            env=env, num_steps=num_steps, total_reward=total_reward, feature_sum=feature_sum
+        )
         return _choose(ended > 0, fresh, current), (transition, stats)
 
     episodes, (transitions, stats) = jax.lax.scan(one_step, episodes, (noise, fresh_skills))
@@ -117,15 +135,17 @@ class Rollouts(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """Episodes, one a row, that a number of lanes executes: lane i has the rows i, i + num_lanes and so on.
+    """Episodes, one a row, that a number of lanes executes.
 
-    A lane whose episode has ended begins its next row while others go on: no env waits for the longest episode.
+    A lane whose episode has ended begins the next row that nobody has begun: no env waits for the longest episode.
     """
 
     env: EnvState
     memory: Any
+    next_row: Array
+    """The first row that nobody has begun, [1]."""
     row: Array
-    """The row that each lane has or begins next, [num_lanes]; beyond the last when there is none left."""
+    """The row that each lane has, [num_lanes]."""
     is_running: Array
     sums: Rollouts
     """Of the episodes under way, [num_lanes]; sums of features in place of their means."""
@@ -139,10 +159,12 @@ def start_queue(task: Task, policy: Policy, keys: Array, num_lanes: int) -> Queu
     def nothing(num: int) -> Rollouts:
         return Rollouts(jnp.zeros((num, task.skill_size)), jnp.zeros(num), jnp.zeros(num))
 
-    row = jnp.arange(num_lanes)
-    env = jax.vmap(task.reset)(keys[jnp.minimum(row, len(keys) - 1)])
-    is_running = jnp.zeros(num_lanes, bool)
-    return Queue(env, policy.initial_carry(num_lanes), row, is_running, nothing(num_lanes), nothing(len(keys)))
+    row = jnp.zeros(num_lanes, jnp.int32)
+    env = jax.vmap(task.reset)(keys[row])
+    return Queue(
+        env, policy.initial_carry(num_lanes), jnp.zeros(1, jnp.int32), row, jnp.zeros(num_lanes, bool),
+        nothing(num_lanes), nothing(len(keys)),
+    )
 
 
 def advance_queue(
@@ -153,8 +175,9 @@ def advance_queue(
     Rows are begun at the start of a call only: resets, which compute all lanes, are rare.
     """
     num_rows, num_lanes = skills.shape[0], queue.row.shape[0]
-    row = jnp.minimum(queue.row, num_rows - 1)
-    begins = ~queue.is_running & (queue.row < num_rows)
+    offered = queue.next_row + jnp.cumsum(~queue.is_running) - 1
+    begins = ~queue.is_running & (offered < num_rows)
+    row = jnp.where(begins, offered, queue.row)
     fresh = jax.vmap(task.reset)(keys[row]), policy.initial_carry(num_lanes), jax.tree.map(jnp.zeros_like, queue.sums)
     env, memory, sums = _choose(begins, fresh, (queue.env, queue.memory, queue.sums))
     was_running = queue.is_running | begins
@@ -177,13 +200,12 @@ def advance_queue(
     ended = sums._replace(observed_skill=sums.observed_skill / jnp.maximum(sums.length, 1.0)[:, None])
     place = jnp.where(has_ended, row, num_rows)
     results = jax.tree.map(lambda all_rows, new: all_rows.at[place].set(new, mode="drop"), queue.results, ended)
-    return Queue(env, memory, queue.row + num_lanes * has_ended, is_running, sums, results)
+    return Queue(env, memory, queue.next_row + begins.sum(), row, is_running, sums, results)
 
 
 def num_remaining(queue: Queue) -> Array:
     """Returns how many rows have not ended."""
-    num_rows, num_lanes = queue.results.length.shape[0], queue.row.shape[0]
-    return jnp.maximum(-(-(num_rows - queue.row) // num_lanes), 0).sum()
+    return queue.results.length.shape[0] - queue.next_row[0] + queue.is_running.sum()
 
 
 def _choose(condition: Array, new: Any, old: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from qdac import metrics
 from qdac.agents import get_algorithm
 from qdac.config import TrainConfig, check_resumable, default_config, from_dict, with_overrides
+from qdac.elites import Elites
 from qdac.errors import UserError
 from qdac.evaluation import Evaluator
 from qdac.progress import Progress
@@ -70,6 +71,8 @@ class Training:
         chosen = np.random.default_rng(EVALUATION_SEED).permutation(len(grid))[: config.eval_skills]
         self.eval_skills = grid[np.sort(chosen)]
         self.evaluator = Evaluator(task, self.agent)
+        has_skills = self.agent.commands.are_skills
+        self.elites = None if has_skills else Elites(self.agent, task, config.eval_skills)
         round_size = self.trainer.steps_per_iteration
         self.total_steps = -(-config.steps // round_size) * round_size
         self.state: Any = None
@@ -107,25 +110,33 @@ class Training:
         """Goes back to the run's newest intact checkpoint, or to the start if it has none yet."""
         if run.start_over():
             return
-        tree, metadata = run.load_checkpoint(self.trainer.template())
-        self.state = self.trainer.place(tree)
+        tree, metadata = run.load_checkpoint(self.checkpoint_tree(self.trainer.template()))
+        self.state = self.trainer.place(tree["training"])
+        if self.elites:
+            self.elites.restore(tree["elites"])
         self.means = Means(metadata["means"])
         self.start_time -= metadata["wall_seconds"]
         self.saved_step = self.step
 
+    def checkpoint_tree(self, state: Any) -> dict[str, Any]:
+        """Returns all that a checkpoint holds, or its template for that of a state."""
+        return {"training": state} | ({"elites": self.elites.tree} if self.elites else {})
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Returns what a saved policy says of where it comes from."""
+        return {
+            "task": self.config.task, "algo": self.config.algo, "env_steps": self.step,
+            "grad_updates": self.num_updates, "wall_seconds": self.wall_seconds, "config": self.config.to_dict(),
+        }  # fmt: skip
+
     def save(self, run: Run) -> None:
         """Writes the policy and, unless this very step has one, a checkpoint; nothing that is not finite."""
         self.check_finite(_not_finite({"agent": self.state.agent, "replay": self.state.replay}), run)
-        origin = {
-            "task": self.config.task, "algo": self.config.algo, "env_steps": self.step,
-            "grad_updates": self.num_updates, "wall_seconds": self.wall_seconds,
-        }
-        run.save_policy(
-            self.agent.policy_params(self.state.agent), {**origin, "config": self.config.to_dict()}
-        )
+        run.save_policy(self.agent.policy_params(self.state.agent), self.origin)
         if self.saved_step != self.step:
             metadata = {"means": self.means.sums, "wall_seconds": self.wall_seconds}
-            run.save_checkpoint(self.step, self.state, metadata)
+            run.save_checkpoint(self.step, self.checkpoint_tree(self.state), metadata)
             self.saved_step = self.step
 
     def check_finite(self, broken: list[str], run: Run) -> None:
@@ -161,10 +172,12 @@ class Training:
 
     def log_row(self, run: Run, progress: Progress) -> None:
         """Evaluates, writes a row of metrics.csv and of timing.csv, and begins new means."""
+        params = self.agent.policy_params(self.state.agent)
         with self.compiling("evaluation", progress):
-            evaluation = self.evaluator(
-                self.agent.policy_params(self.state.agent), self.eval_skills, 1, EVALUATION_SEED
-            )
+            evaluation = self.evaluator(params, self.eval_skills, 1, EVALUATION_SEED)
+            if self.elites:
+                self.elites.add(params, self.origin, run.path)
+                self.means.add({"eval/archive_coverage": self.elites.archive.coverage}, 1)
         scores = metrics.summary(evaluation, self.task.d_eval)
         row = {
             f"eval/{name}": math.nan if value is None else value

@@ -60,7 +60,7 @@ class Trunk:
         self.collect = self._jit_collect(actors, agent.explore)
         self.collect_uniform = self._jit_collect(actors, self._uniform)
         self.replay_sharding = replay_lib.Replay(
-            self.replay_by_env, self.learner_everywhere, self.learner_everywhere
+            self.replay_by_env, self.replay_by_env, self.learner_everywhere, self.learner_everywhere
         )
         self._insert = jax.jit(
             self._observe_and_insert, donate_argnums=(0, 1),
@@ -71,14 +71,15 @@ class Trunk:
             out_shardings=(self.learner_everywhere, self.replay_sharding, self.learner_everywhere),
         )
         self._start = jax.jit(
-            functools.partial(rollout.start_episodes, task, num_envs=config.num_envs), out_shardings=self.by_env
+            functools.partial(rollout.start_episodes, task, agent.commands, num_envs=config.num_envs),
+            out_shardings=self.by_env,
         )
         self._init_replay = jax.jit(self._empty_replay, out_shardings=self.replay_sharding)
 
     def _jit_collect(self, mesh: Mesh, explore: rollout.Explore):
         def collect(params, episodes):
             episodes, transitions, stats = rollout.collect(
-                self.task, explore, params, episodes, self.config.steps_per_iteration
+                self.task, self.agent.commands, explore, params, episodes, self.config.steps_per_iteration
             )
             return episodes, transitions, jax.tree.map(lambda x: x[None], stats)
 
@@ -98,7 +99,7 @@ class Trunk:
         example = Transition(
             obs=zeros(task.obs_size), action=zeros(task.action_size), reward=zeros(),
             feature=zeros(task.skill_size), next_obs=zeros(task.obs_size), terminated=zeros(),
-            truncated=zeros(), skill=zeros(task.skill_size),
+            truncated=zeros(), skill=zeros(self.agent.commands.size), episode=jnp.zeros((), jnp.int32),
         )
         return replay_lib.init_replay(example, self.config.num_envs, self.capacity)
 

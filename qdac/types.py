@@ -144,6 +144,8 @@ class Task:
     summary: str = ""
     feature_names: Sequence[str] = ()
     """A label for each axis of the skill space, with units, for figures."""
+    reference_return: float | None = None
+    """The return of a policy trained for the reward alone, for algorithms that compare with it."""
 
     @functools.cached_property
     def obs_size(self) -> int:
@@ -168,6 +170,22 @@ class Task:
         return self.feature_fn(state)
 
 
+@dataclasses.dataclass(frozen=True)
+class Commands:
+    """What a policy is told for an episode of collection: a skill, a latent, or which policy it is to be."""
+
+    size: int
+    draw: Callable[[Array, Array, int], Array]
+    """(key, number of the env, num) -> [num, size]."""
+    are_skills: bool = False
+    """Whether an episode's feature is meant to be what it was told."""
+
+
+def skill_commands(task: Task) -> Commands:
+    """Returns uniform skills of the task."""
+    return Commands(task.skill_size, lambda key, env, num: task.skill_space.sample(key, num), are_skills=True)
+
+
 class Transition(NamedTuple):
     """One env step. `next_obs` is the true next observation, before any reset."""
 
@@ -182,6 +200,9 @@ class Transition(NamedTuple):
     truncated: Array
     """1.0 where the time limit cut the episode: a future that was not seen."""
     skill: Array
+    """What the policy was told: a skill, or another command."""
+    episode: Array
+    """How many episodes of this env came before."""
 
 
 class Policy(Protocol):

@@ -244,11 +244,11 @@ def test_without_curves_nothing_is_drawn(tmp_path, text):
     assert figures.learning_curves(tmp_path / "metrics.csv", tmp_path / "figures") == []
 
 
-def write_run(results, task, seed, preset="paper", **scores):
-    folder = results / preset / task / f"seed{seed}"
+def write_run(results, task, seed, preset="paper", algo="qdac", **scores):
+    folder = results / preset / task / ("" if algo == "qdac" else algo) / f"seed{seed}"
     folder.mkdir(parents=True)
     evaluation = {
-        "task": task, "algo": "qdac", "env_steps": 1_000_000, "grad_updates": 250_000, "wall_seconds": 5400.0,
+        "task": task, "algo": algo, "env_steps": 1_000_000, "grad_updates": 250_000, "wall_seconds": 5400.0,
         "num_skills": 2500, "rollouts_per_skill": 10, "mean_distance": 0.0512, "distance_score": -0.0512,
         "achieved": 0.8, "performance_score": 1200.0, "max_return": 2345.6, "mean_episode_length": 987.6,
         "mean_return": 1500.0,
@@ -268,25 +268,34 @@ def test_table_has_a_row_for_each_run(tmp_path):
     write_run(tmp_path, "walker2d_feet_contact", 0)
     assert table_rows(tmp_path) == [
         {
-            "preset": "paper", "task": "walker2d_feet_contact", "seed": "0", "training minutes": "90",
-            "env steps": "1,000,000", "updates": "250,000", "achieved": "80.0%", "target achieved": "75%",
+            "preset": "paper", "task": "walker2d_feet_contact", "algorithm": "qdac", "seed": "0",
+            "training minutes": "90", "env steps": "1,000,000", "updates": "250,000", "rollouts": "10",
+            "achieved": "80.0%", "target achieved": "75%",
             "performance score": "1200", "target performance": "1000", "best return": "2346",
             "mean distance": "0.0512", "episode length": "988",
         }
     ]  # fmt: skip
 
 
-def test_table_is_ordered_by_preset_task_and_seed(tmp_path):
+def test_table_is_ordered_by_preset_task_algorithm_and_seed(tmp_path):
     for task, seed in (("point", 0), ("humanoid_jump", 10), ("humanoid_jump", 2), ("ant_velocity", 1)):
         write_run(tmp_path, task, seed)
     write_run(tmp_path, "humanoid_jump", 0, preset="debug")
-    assert [(row["preset"], row["task"], row["seed"]) for row in table_rows(tmp_path)] == [
-        ("debug", "humanoid_jump", "0"),
-        ("paper", "ant_velocity", "1"),
-        ("paper", "humanoid_jump", "2"),
-        ("paper", "humanoid_jump", "10"),
-        ("paper", "point", "0"),
+    write_run(tmp_path, "humanoid_jump", 0, algo="domino")
+    assert [tuple(row[name] for name in ("preset", "task", "algorithm", "seed")) for row in table_rows(tmp_path)] == [
+        ("debug", "humanoid_jump", "qdac", "0"),
+        ("paper", "ant_velocity", "qdac", "1"),
+        ("paper", "humanoid_jump", "qdac", "2"),
+        ("paper", "humanoid_jump", "qdac", "10"),
+        ("paper", "humanoid_jump", "domino", "0"),
+        ("paper", "point", "qdac", "0"),
     ]
+
+
+def test_other_algorithms_have_no_targets(tmp_path):
+    write_run(tmp_path, "ant_velocity", 0, algo="sac", achieved=0.0)
+    (row,) = table_rows(tmp_path)
+    assert (row["achieved"], row["target achieved"]) == ("0.0%", "–")
 
 
 def test_a_miss_is_a_miss_and_a_tie_is_not(tmp_path):
@@ -351,4 +360,4 @@ def test_table_from_the_command_line(tmp_path):
     assert (failed.returncode, failed.stderr.startswith("error: no finished run")) == (1, True)
     write_run(tmp_path / "results", "humanoid_angle", 0)
     subprocess.run(command, check=True)
-    assert "| humanoid_angle | 0 |" in readme.read_text()
+    assert "| humanoid_angle | qdac | 0 |" in readme.read_text()

@@ -15,6 +15,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"demo", "bench"},
     {"explore"},
     {"training"},
+    {"elites"},
     {"evaluation"},
     {"report"},
     {"config"},

@@ -12,21 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import assert_trees_close, clock_task, dial_task, small_config
+from probes import BATCH, always, assert_trees_close, clock_task, close, column, dial_task, small_config, taught
 
 from qdac import nets
-from qdac.agents import qdac
+from qdac.agents import qdac, soft
 from qdac.errors import UserError
 from qdac.replay import Batch
 from qdac.types import Box, Circle, Params
 
 GAMMA = 0.9
 """The discount of `small_config`."""
-close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
-
-
-def column(*numbers: float) -> np.ndarray:
-    return np.array(numbers, np.float32)[:, None]
 
 
 # The equations.
@@ -65,7 +60,7 @@ def test_a_distance_equal_to_the_threshold_is_satisfied():
 
 def test_critic_target_takes_the_smaller_head():
     """1 + 0.9 (8 - 0.5 * -2); the second row has no future."""
-    target = qdac.critic_target(
+    target = soft.critic_target(
         reward=jnp.array([1.0, 3.0]), discount=jnp.array([0.9, 0.0]),
         next_values=jnp.array([[10.0, 7.0], [8.0, 9.0]]), temperature=jnp.array(0.5),
         next_log_prob=jnp.array([-2.0, -2.0]),
@@ -85,7 +80,7 @@ def test_successor_target_takes_the_mean_head_and_death_for_a_future():
 
 def test_bellman_loss():
     """Errors -1, 0 of the first head and 1, 3 of the second: half of 11 / 4."""
-    close(qdac.bellman_loss(jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([2.0, 2.0])), 1.375)
+    close(soft.bellman_loss(jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([2.0, 2.0])), 1.375)
 
 
 def test_actor_loss():
@@ -101,7 +96,7 @@ def test_actor_loss():
 def test_the_temperature_falls_while_the_entropy_is_above_its_target(entropy, slope):
     """2 (entropy + 0.5), for a temperature of 2 and a target of -0.5; its own slope in the logarithm."""
     loss = functools.partial(
-        qdac.temperature_loss, log_prob=jnp.array([-entropy - 1, -entropy + 1]), target_entropy=-0.5
+        soft.temperature_loss, log_prob=jnp.array([-entropy - 1, -entropy + 1]), target_entropy=-0.5
     )
     value, gradient = jax.value_and_grad(loss)(jnp.log(2.0))
     close([value, gradient], [slope, slope])
@@ -166,23 +161,11 @@ def test_members_of_an_ensemble_are_networks_of_their_own():
 # The losses together, in the clock's task: skills in [0, 4], so N(x) = x / 2 - 1 and a unit is 2.
 
 
-BATCH = Batch(
-    obs=np.array([[0.5, 1], [0.5, 3]], np.float32), action=column(0.2, -0.4),
-    reward=np.array([1, 2], np.float32), feature=column(1, 3),
-    next_obs=np.array([[0.5, 2], [0.5, 4]], np.float32), discount=np.array([GAMMA, 0], np.float32),
-    terminated=np.array([0, GAMMA], np.float32), skill=column(3, 2.2),
-)  # fmt: skip
-"""Two rows; the second ends its episode."""
-
-
-def always(layers: list[dict], outputs: Any) -> list[dict]:
-    """Returns the network with the given outputs whatever its inputs."""
-    last = {"kernel": jnp.zeros_like(layers[-1]["kernel"]), "bias": jnp.array(outputs, float)}
-    return [*layers[:-1], last]
-
-
 def constant_networks(agent: qdac.QDAC) -> tuple[dict[str, Params], dict[str, Params]]:
-    """Returns networks with Q 4 and 6 (targets 3 and 5), psi -2 and 4 (1 and 3), multiplier 3/4, no entropy."""
+    """Returns networks with Q 4 and 6 (targets 3 and 5), psi -2 and 4 (1 and 3), multiplier 3/4, no entropy.
+
+    Where the skill critic expects distances, it is their sums that are -2 and 4 (1 and 3).
+    """
     state = agent.init(jax.random.PRNGKey(0))
 
     def critics(layers: dict[str, Params], value: np.ndarray, successor: np.ndarray) -> dict[str, Params]:
@@ -194,13 +177,14 @@ def constant_networks(agent: qdac.QDAC) -> tuple[dict[str, Params], dict[str, Pa
         return {name: always(layers[name], outputs[name]) for name in outputs}
 
     params = state.params | critics(state.params, column(4, 6), column(-2, 4))
-    params |= {"multiplier": always(params["multiplier"], [math.log(3)]), "log_temperature": jnp.array(-50.0)}
+    params["log_temperature"] = jnp.array(-50.0)
+    if agent.config.multiplier is None:
+        params["multiplier"] = always(params["multiplier"], math.log(3))
     return params, critics(state.target, column(3, 5), column(1, 3))
 
 
 def losses(agent: qdac.QDAC, params: Any, target: Any, batch: Batch = BATCH) -> dict[str, jax.Array]:
-    threshold = jnp.array(agent.task.threshold)
-    return jax.jit(agent.losses)(params, target, threshold, GAMMA, batch, jax.random.PRNGKey(0))[1]
+    return jax.jit(agent.losses)(params, target, jnp.array(0), batch, jax.random.PRNGKey(0))[1]
 
 
 @pytest.mark.parametrize("death", ["centre", "opposite"])
@@ -245,56 +229,126 @@ def test_averaged_heads_leave_the_actor_its_objective():
     assert_trees_close(actual, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("skill_critic", ["successor", "distance"])
 @pytest.mark.parametrize("shared_critics", [False, True])
-def test_each_loss_teaches_its_own_network_only(shared_critics):
-    agent = qdac.QDAC(small_config(shared_critics=shared_critics), clock_task())
+def test_each_loss_teaches_its_own_network_only(shared_critics, skill_critic):
+    agent = qdac.QDAC(small_config(shared_critics=shared_critics, skill_critic=skill_critic), clock_task())
     state = agent.init(jax.random.PRNGKey(0))
 
     def each_loss(params: dict[str, Params], target: dict[str, Params]) -> dict[str, jax.Array]:
-        total, metrics = agent.losses(params, target, jnp.array(0.25), GAMMA, BATCH, jax.random.PRNGKey(0))
+        total, metrics = agent.losses(params, target, jnp.array(0), BATCH, jax.random.PRNGKey(0))
         parts = {name: metrics[f"loss/{name}"] for name in ("critic", "successor", "actor", "multiplier")}
         return parts | {"log_temperature": total - sum(parts.values())}
-
-    def is_taught(gradient: Params) -> bool:
-        return any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
     slopes = jax.jit(jax.jacrev(each_loss, argnums=(0, 1)))(state.params, state.target)
     for loss, (gradients, target_gradients) in slopes.items():
         owner = "critic" if shared_critics and loss == "successor" else loss
-        assert {name for name in gradients if is_taught(gradients[name])} == {owner}, loss
-        assert not is_taught(target_gradients), loss
-
-
-# What the agent does around its losses.
+        assert taught(gradients) == {owner}, loss
+        assert not taught(target_gradients), loss
 
 
 @pytest.mark.parametrize("normalize_features", [True, False])
 @pytest.mark.parametrize("num_steps, is_dead", [(1, False), (3, False), (2, True)])
-def test_normalize_sum_is_the_sum_of_normalised_features(num_steps, is_dead, normalize_features):
+def test_targets_sum_what_counts_of_a_window(num_steps, is_dead, normalize_features):
+    """Rewards and normalised features of three steps, of which the first 1, 2 or 3 were before the end."""
     space = Box((0.0, -1.0), (4.0, 2.0), (2, 2))
-    agent = qdac.QDAC(small_config(normalize_features=normalize_features), dial_task(skill_space=space))
-    features = np.array([[1, 2], [3, -1], [0.5, 0]], np.float32)[:num_steps]
-    weights = GAMMA ** np.arange(num_steps)
+    config = small_config(normalize_features=normalize_features, death="opposite")
+    agent = qdac.QDAC(config, clock_task(skill_space=space))
+    rewards, features = np.array([1, 2, 4]), np.array([[1, 2], [3, -1], [0.5, 0]])
+    weights = GAMMA ** np.arange(3) * (np.arange(3) < num_steps)
     remaining = np.array([GAMMA**num_steps])
-    batch = BATCH._replace(
-        feature=(weights @ features)[None], discount=remaining * (not is_dead), terminated=remaining * is_dead
+    batch = jax.tree.map(lambda x: x[:1], BATCH)._replace(
+        rewards=rewards[None], features=features[None], weights=weights[None], skill=np.array([[3.0, 0.0]]),
+        discount=remaining * (not is_dead), terminated=remaining * is_dead,
+    )  # fmt: skip
+    metrics = losses(agent, *constant_networks(agent), batch)
+    if normalize_features:
+        features, far = features * [0.5, 2 / 3] - [1, 1 / 3], np.array([-1, 1])
+    else:
+        far = np.array([0, 2])
+    value = weights @ rewards + batch.discount * 3
+    successor = weights @ features + batch.discount * 2 + batch.terminated * far / (1 - GAMMA)
+    close(metrics["loss/critic"], ((4 - value) ** 2 + (6 - value) ** 2).mean() / 4)
+    close(metrics["loss/successor"], ((-2 - successor) ** 2 + (4 - successor) ** 2).mean() / 4)
+
+
+# The ablations.
+
+
+@pytest.mark.parametrize("death", ["centre", "opposite"])
+@pytest.mark.parametrize("average_heads", [False, True])
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_losses_of_expected_distances(shared_critics, average_heads, death):
+    """The skills are N(3) = 0.5 and N(2.2) = 0.1, the features N(1) = -0.5 and N(3) = 0.5, the expected sum 1.
+
+    It is taught 1 + 0.9 * 2, and at the death 0.4 and 0.9 times ten steps at 0, 0.1 away, or at -1, 1.1 away.
+    Its average of 0.1, 0.2 in the task's units, is within the threshold for both.
+    """
+    config = small_config(
+        skill_critic="distance", shared_critics=shared_critics, average_heads=average_heads, death=death
     )
-    close(agent.normalize_sum(batch, GAMMA)[0], weights @ np.asarray(agent.normalize(features)))
+    agent = qdac.QDAC(config, clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    scale = 0.1 if average_heads else 1.0
+    end = {"centre": 1.3, "opposite": 10.3}[death]
+    close(metrics["loss/critic"], scale**2 * (0.3**2 + 2.3**2 + 2**2 + 4**2) / 8)
+    close(metrics["loss/successor"], scale**2 * (4.8**2 + 1.2**2 + (-2 - end) ** 2 + (4 - end) ** 2) / 8)
+    close(metrics["loss/actor"], -0.25 * 5 + 0.75 * 1, rtol=1e-4)
+    close(metrics["loss/multiplier"], math.log(4))
+    close(metrics["train/expected_distance"], 0.2)
+    close(metrics["train/satisfied"], 1)
+
+
+def test_distances_are_norms_summed_over_the_window():
+    """Steps (3, 4), (0, 5) and one after the end, from the skill (0, 0): 5 + 0.9 * 5, then 0.81 * 2."""
+    space = Box((-1.0, -1.0), (1.0, 1.0), (2, 2))
+    agent = qdac.QDAC(small_config(skill_critic="distance"), clock_task(skill_space=space))
+    batch = jax.tree.map(lambda x: x[:1], BATCH)._replace(
+        rewards=np.zeros((1, 3)), features=np.array([[[3.0, 4.0], [0.0, 5.0], [9.0, 9.0]]]),
+        weights=np.array([[1, GAMMA, 0]]), discount=np.array([0.81]), skill=np.zeros((1, 2)),
+    )  # fmt: skip
+    params, target = constant_networks(agent)
+    assert params["successor"][-1]["bias"].shape == (2, 1)
+    goal = 9.5 + 0.81 * 2
+    close(losses(agent, params, target, batch)["loss/successor"], ((-2 - goal) ** 2 + (4 - goal) ** 2) / 4)
+
+
+def test_the_unit_of_a_distance_is_the_mean_of_the_dimensions():
+    """Units of 2 and 1.5, so that a sum of 4 distances over ten steps is 0.4 * 1.75 on average."""
+    space = Box((0.0, -1.0), (4.0, 2.0), (2, 2))
+    agent = qdac.QDAC(small_config(skill_critic="distance"), clock_task(skill_space=space))
+    distance, skill_distance = agent.distances(jnp.array([[4.0]]), jnp.zeros((1, 2)), GAMMA)
+    close(distance, [4])
+    close(skill_distance, [0.7])
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("skill_critic, distance", [("successor", (0.4 - 0.001) / 2), ("distance", 1.0)])
+def test_a_fixed_multiplier_is_no_network(skill_critic, distance, multiplier):
+    agent = qdac.QDAC(small_config(skill_critic=skill_critic, multiplier=multiplier), clock_task())
+    params, target = constant_networks(agent)
+    assert params.keys() == {"actor", "critic", "successor", "log_temperature"}
+    metrics = losses(agent, params, target)
+    close(metrics["loss/actor"], -(1 - multiplier) * 5 + multiplier * distance, rtol=1e-4)
+    assert (metrics["loss/multiplier"], metrics["train/multiplier"]) == (0, multiplier)
+
+
+# What the agent does around its losses.
 
 
 @pytest.mark.parametrize("normalize_features, farthest", [(True, [[1], [-1]]), (False, [[5], [1]])])
 def test_opposite_of_a_box_is_its_far_corner(normalize_features, farthest):
     """In [1, 5] the corner far from 2 is 5, from 4 it is 1; in units of the critics."""
     task = dial_task(skill_space=Box((1.0,), (5.0,), (4,)))
-    agent = qdac.QDAC(small_config(normalize_features=normalize_features), task)
-    close(agent.opposite(jnp.array([[2.0], [4.0]])), farthest)
+    agent = qdac.QDAC(small_config(normalize_features=normalize_features, death="opposite"), task)
+    close(agent.death(jnp.array([[2.0], [4.0]])), farthest)
 
 
 @pytest.mark.parametrize("normalize_features", [True, False])
 def test_opposite_of_a_heading_is_behind(normalize_features):
-    config = small_config(normalize_features=normalize_features)
+    config = small_config(normalize_features=normalize_features, death="opposite")
     agent = qdac.QDAC(config, dial_task(skill_space=Circle()))
-    close(agent.opposite(jnp.array([[0.6, -0.8]])), [[-0.6, 0.8]])
+    close(agent.death(jnp.array([[0.6, -0.8]])), [[-0.6, 0.8]])
 
 
 def test_threshold_falls_geometrically():
@@ -310,8 +364,8 @@ def test_threshold_is_the_task_s_by_default():
 
 def test_relabelled_rows_have_fresh_skills_and_one_step_targets():
     agent = qdac.QDAC(small_config(), clock_task())
-    one_step = BATCH._replace(reward=np.array([7, 8], np.float32))
-    rows = agent.relabelled(BATCH, one_step, jax.random.PRNGKey(0))
+    one_step = BATCH._replace(rewards=column(7, 8))
+    rows = agent.rows(BATCH, one_step, jax.random.PRNGKey(0))
     first, second = (jax.tree.map(lambda x, i=i: x[i : i + 2], rows) for i in (0, 2))
     assert_trees_close(first, BATCH)
     assert_trees_close(second._replace(skill=BATCH.skill), one_step)
@@ -321,7 +375,7 @@ def test_relabelled_rows_have_fresh_skills_and_one_step_targets():
 
 def test_without_relabel_the_batch_stays_as_it_is():
     agent = qdac.QDAC(small_config(relabel=False), clock_task())
-    assert agent.relabelled(BATCH, BATCH, jax.random.PRNGKey(0)) is BATCH
+    assert agent.rows(BATCH, BATCH, jax.random.PRNGKey(0)) is BATCH
 
 
 @pytest.mark.parametrize("shared_critics", [False, True])
@@ -357,7 +411,8 @@ def test_gradients_are_clipped_network_by_network():
     agent = qdac.QDAC(small_config(max_gradient_norm=0.5), clock_task())
     params = agent.init(jax.random.PRNGKey(0)).params
     gradients = jax.tree.map(jnp.ones_like, params)
-    _, optimizer = agent.optimizer.update(gradients, agent.optimizer.init(params), params)
+    optimizer = agent.optimizer(params)
+    _, optimizer = optimizer.update(gradients, optimizer.init(params), params)
     moments = optax.tree_utils.tree_get_all_with_path(optimizer, "mu")
     close([optax.global_norm(moment) for _, moment in moments], [0.05] * len(params))
 
@@ -382,8 +437,8 @@ def test_observations_reach_actor_and_critics_normalised():
     start = agent.init(jax.random.PRNGKey(0))
     shift, scale = np.array([5.0, -2.0], np.float32), np.array([4.0, 0.5], np.float32)
     moments = [
-        qdac.Moments(jnp.zeros(2), jnp.ones(2) - 1e-4, jnp.ones(())),
-        qdac.Moments(jnp.array(shift), jnp.array(scale**2 - 1e-4), jnp.ones(())),
+        soft.Moments(jnp.zeros(2), jnp.ones(2) - 1e-4, jnp.ones(())),
+        soft.Moments(jnp.array(shift), jnp.array(scale**2 - 1e-4), jnp.ones(())),
     ]
     batches = [BATCH, BATCH._replace(obs=BATCH.obs * scale + shift, next_obs=BATCH.next_obs * scale + shift)]
     key = jax.random.PRNGKey(1)
@@ -415,6 +470,8 @@ def test_observations_reach_actor_and_critics_normalised():
         ({"discount": 1.0}, "discount should be in [0, 1), got 1.0"),
         ({"target_rate": 0.0}, "target_rate should be in (0, 1], got 0.0"),
         ({"target_rate": 1.5}, "target_rate should be in (0, 1], got 1.5"),
+        ({"multiplier": 1.5}, "multiplier should be in [0, 1], or none to learn it, got 1.5"),
+        ({"multiplier": -0.5}, "got -0.5"),
         ({"hidden_sizes": ()}, "got ()"),
         ({"hidden_sizes": (8, 0)}, "got (8, 0)"),
     ],

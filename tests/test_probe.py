@@ -10,17 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import clock_task, dial_task, small_config
+from probes import QUICK, clock_task, dial_task, small_config, trained
 
 from qdac import nets
 from qdac.agents.qdac import QDAC
 from qdac.evaluation import Evaluator
-from qdac.trunk import Trunk
 from qdac.types import Task
 
 GAMMA = 0.9
 """The discount of `small_config`."""
-KEY = jax.random.PRNGKey(0)
 
 
 class Trained(NamedTuple):
@@ -41,16 +39,9 @@ class Trained(NamedTuple):
 
 
 def train(task: Task, num_rounds: int, **fields: Any) -> Trained:
-    """Returns the agent after rounds of 64 quick updates, with a temperature that stays where it starts."""
-    quick = {"learning_rate": 3e-3, "target_rate": 0.05, "initial_temperature": 1e-3, "num_envs": 16,
-             "temperature_learning_rate": 1e-9, "steps_per_iteration": 8, "updates_per_iteration": 64,
-             "batch_size": 64, "replay_size": 4096}  # fmt: skip
-    agent = QDAC(small_config(**quick | fields), task)
-    trunk = Trunk(agent, task, jax.devices()[:1])
-    state, metrics = trunk.init(KEY), {}
-    for _ in range(num_rounds):
-        state, metrics, _ = trunk.iterate(state)
-    return Trained(agent, state.agent, metrics)
+    """Returns the agent after rounds of quick updates."""
+    agent = QDAC(small_config(**QUICK | fields), task)
+    return Trained(agent, *trained(agent, num_rounds))
 
 
 # The dial: it pays 1 a step, and shows half of the last action. Skills beyond 0.5 cannot be executed.
@@ -132,6 +123,17 @@ def test_what_follows_death(death, skill, future, fields):
         assert multiplier[0] < 0.3
     else:
         assert multiplier[0] > 0.9
+
+
+def test_expected_distances_of_a_short_life():
+    """The skill is at N(1) = -0.5: the three steps are 0.5, 0 and 0.5 away, and after them the far end 1.5."""
+    trained = trained_clock("opposite", skill_critic="distance")
+    _, distances, multiplier = trained.answers(OBS, np.ones((3, 1), np.float32))
+    sums = [1.5 / (1 - GAMMA)]
+    for distance in (0.5, 0.0, 0.5):
+        sums.append(distance + GAMMA * sums[-1])
+    np.testing.assert_allclose(distances[:, 0], sums[:0:-1], atol=0.4)
+    assert multiplier.min() > 0.9
 
 
 @functools.cache

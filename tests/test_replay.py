@@ -21,6 +21,7 @@ def stream(num_envs: int, times: range) -> Transition:
         obs=np.stack([env, time], -1), action=np.stack([env, time], -1), reward=time,
         feature=(100 * env + time)[..., None], next_obs=np.stack([env, time + 1], -1),
         terminated=np.zeros_like(time), truncated=np.zeros_like(time), skill=env[..., None],
+        episode=np.zeros_like(time, np.int32),
     )  # fmt: skip
 
 
@@ -37,6 +38,7 @@ def test_a_new_buffer_is_empty():
     replay = filled(3, 6, 0, 1)
     assert (int(replay.position), int(replay.size)) == (0, 0)
     assert replay.storage.obs.shape == (3, 6, 2) and replay.storage.reward.shape == (3, 6)
+    assert replay.returns.shape == (3, 7)
 
 
 def test_the_oldest_steps_are_overwritten():
@@ -68,8 +70,15 @@ def test_windows_stay_in_one_env_and_never_cross_the_write_head(num_steps, store
         np.testing.assert_array_equal(batch.action, batch.obs)
         np.testing.assert_array_equal(batch.skill[:, 0], env)
         np.testing.assert_array_equal(batch.next_obs, np.stack([env, time + steps], 1))
-        np.testing.assert_allclose(batch.reward, times @ weights, rtol=1e-6)
-        np.testing.assert_allclose(batch.feature[:, 0], (100 * env[:, None] + times) @ weights, rtol=1e-6)
+        np.testing.assert_allclose(batch.weights, np.tile(np.pad(weights, (0, 3 - steps)), (2000, 1)), rtol=1e-6)
+        np.testing.assert_array_equal(batch.rewards, np.pad(times, ((0, 0), (0, 3 - steps))))
+        np.testing.assert_array_equal(
+            batch.features[..., 0], np.pad(100 * env[:, None] + times, ((0, 0), (0, 3 - steps)))
+        )
+        np.testing.assert_allclose(batch.discounted_sum(batch.rewards), times @ weights, rtol=1e-6)
+        np.testing.assert_allclose(
+            batch.discounted_sum(batch.features)[:, 0], (100 * env[:, None] + times) @ weights, rtol=1e-6
+        )
         np.testing.assert_allclose(batch.discount, GAMMA**steps, rtol=1e-6)
         np.testing.assert_array_equal(batch.terminated, 0)
 
@@ -88,16 +97,81 @@ def test_windows_are_cut_where_the_episode_ends():
 
     # From 0: dead after two steps, nothing follows. From 1: dead at once. From 2: cut after two steps, a
     # future that was not seen follows the true last observation.
-    np.testing.assert_allclose(n_step.reward, np.array([0 + 0.9 * 1, 1, 2 + 0.9 * 3])[first], rtol=1e-6)
-    np.testing.assert_allclose(n_step.feature[:, 0], n_step.reward, rtol=1e-6)
+    np.testing.assert_allclose(n_step.weights, np.array([[1, 0.9, 0], [1, 0, 0], [1, 0.9, 0]])[first], rtol=1e-6)
+    sums = np.array([0 + 0.9 * 1, 1, 2 + 0.9 * 3])[first]
+    np.testing.assert_allclose(n_step.discounted_sum(n_step.rewards), sums, rtol=1e-6)
+    np.testing.assert_allclose(n_step.discounted_sum(n_step.features)[:, 0], sums, rtol=1e-6)
     np.testing.assert_allclose(n_step.discount, np.array([0, 0, 0.81])[first], rtol=1e-6)
     np.testing.assert_allclose(n_step.terminated, np.array([0.81, 0.9, 0])[first], rtol=1e-6)
     np.testing.assert_array_equal(n_step.next_obs[:, 1], np.array([2, 2, 99])[first])
 
-    np.testing.assert_array_equal(one_step.reward, first)
+    np.testing.assert_array_equal(one_step.discounted_sum(one_step.rewards), first)
     np.testing.assert_allclose(one_step.discount, np.array([0.9, 0, 0.9])[first], rtol=1e-6)
     np.testing.assert_allclose(one_step.terminated, np.array([0, 0.9, 0])[first], rtol=1e-6)
     np.testing.assert_array_equal(one_step.next_obs[:, 1], first + 1)
+
+
+def lived(replay: replay_lib.Replay, steps: Transition, chunk: int) -> replay_lib.Replay:
+    """Returns the buffer after the steps, inserted `chunk` at a time."""
+    for start in range(0, steps.reward.shape[1], chunk):
+        replay = insert(replay, jax.tree.map(lambda x, i=start: x[:, i : i + chunk], steps))
+    return replay
+
+
+def history(num_steps: int, *ends: list[int]) -> Transition:
+    """Returns steps of one env for each list of ends, deaths and time limits in turns; they pay 100 env + time."""
+    steps = stream(len(ends), range(num_steps))
+    for env, times in enumerate(ends):
+        steps.terminated[env, times[::2]] = 1.0
+        steps.truncated[env, times[1::2]] = 1.0
+        steps.episode[env] = np.searchsorted(times, np.arange(num_steps))
+    return steps._replace(reward=steps.feature[..., 0])
+
+
+def episode_returns(replay: replay_lib.Replay, num_steps: int) -> np.ndarray:
+    """Returns what rows of each env and time say of their episode, NaN for steps that are not stored."""
+    n_step, one_step = sample(replay, jax.random.PRNGKey(0), 400, GAMMA, 1)
+    np.testing.assert_array_equal(n_step.episode_return, one_step.episode_return)
+    returns = np.full((len(replay.returns), num_steps), np.nan)
+    env, time = np.asarray(one_step.obs, int).T
+    returns[env, time] = one_step.episode_return
+    return returns
+
+
+def test_rows_know_the_return_of_their_episode_as_far_as_it_was_lived():
+    """Episodes of three steps pay 0 + 1 + 2 and 3 + 4 + 5; of another env, 100 and all after it."""
+    steps = history(8, [2, 5], [0])
+    first, second = (jax.tree.map(lambda x, i=i: x[:, i : i + 4], steps) for i in (0, 4))
+    empty = replay_lib.init_replay(jax.tree.map(lambda x: x[0, 0], steps), 2, 8)
+    halfway = lived(empty, first, 2)
+    np.testing.assert_array_equal(episode_returns(halfway, 4), [[3, 3, 3, 3], [100, 306, 306, 306]])
+    in_full = [[3] * 3 + [12] * 3 + [6 + 7] * 2, [100] + [sum(range(101, 108))] * 7]
+    np.testing.assert_array_equal(episode_returns(lived(halfway, second, 2), 8), in_full)
+
+
+def test_returns_count_steps_that_are_overwritten():
+    """A ring of 4 after 10 steps: the first env's episode began at 1, the second's at 0 and at 8."""
+    steps = history(10, [0], [7])
+    replay = lived(replay_lib.init_replay(jax.tree.map(lambda x: x[0, 0], steps), 2, 4), steps, 2)
+    returns = episode_returns(replay, 10)
+    assert np.isnan(returns[:, :6]).all()
+    np.testing.assert_array_equal(returns[:, 6:], [[45] * 4, [828, 828, 108 + 109, 108 + 109]])
+
+
+@pytest.mark.parametrize("capacity, chunk", [(4, 1), (4, 2), (4, 4), (6, 3)])
+def test_more_episodes_than_places_for_their_returns(capacity, chunk):
+    """One-step episodes pay what their step pays; a longer one after them takes a place that was used before.
+
+    The other env's episodes are 0, then 1 and 2, then 3 and 4: of the newest, one step was lived.
+    """
+    steps = history(36, [*range(30)], [*range(0, 36, 2)])
+    replay = replay_lib.init_replay(jax.tree.map(lambda x: x[0, 0], steps), 2, capacity)
+    for start in range(0, 36, 12):
+        replay = lived(replay, jax.tree.map(lambda x, i=start: x[:, i : i + 12], steps), chunk)
+        stored = np.arange(start + 12 - capacity, start + 12)
+        first = np.where(stored < 30, stored, sum(range(30, 36)))
+        second = [2 * (100 + t) + (1 if t % 2 else -1) for t in stored[:-1]] + [100 + stored[-1]]
+        np.testing.assert_array_equal(episode_returns(replay, 36)[:, stored], [first, second])
 
 
 def test_without_n_step_targets_both_batches_are_the_same():
@@ -128,11 +202,23 @@ def test_rows_are_stratified_over_envs(num, num_envs):
     np.testing.assert_allclose(shares, 1 / num_envs, rtol=0.05)
 
 
+@pytest.mark.parametrize("num, num_envs", [(320, 240), (82, 2)])
+@pytest.mark.parametrize("drawn", [0.0, 1 - 2**-23])
+def test_rounding_takes_no_row_to_another_slice(num, num_envs, drawn, monkeypatch):
+    """The least and the greatest uniform number, where a sum or product of floats may round to the next env."""
+    replay = filled(num_envs, 2, 2, 2)
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape: np.full(shape, drawn, np.float32))
+    batch, _ = jax.jit(lambda: replay_lib.sample(replay, jax.random.PRNGKey(0), num, GAMMA, 1))()
+    row = np.arange(num)
+    exact = row * num_envs // num if drawn == 0.0 else -(-(row + 1) * num_envs // num) - 1
+    np.testing.assert_array_equal(batch.obs[:, 0], exact)
+
+
 @needs_two_devices
 def test_the_draw_is_the_same_on_any_number_of_devices():
     replay = filled(num_envs=4, capacity=6, num_steps=8, chunk=2)
     mesh = Mesh(np.array(jax.devices()[:2]), ("envs",))
     by_env, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("envs",), ()))
-    sharded = jax.device_put(replay, replay_lib.Replay(by_env, everywhere, everywhere))
+    sharded = jax.device_put(replay, replay_lib.Replay(by_env, by_env, everywhere, everywhere))
     draw = jax.jit(lambda replay: sample(replay, jax.random.PRNGKey(0), 16, GAMMA, 3))
     assert_trees_close(draw(sharded), draw(replay), rtol=1e-6)

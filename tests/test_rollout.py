@@ -12,7 +12,7 @@ import pytest
 from probes import Clock, clock_task
 
 from qdac import rollout
-from qdac.types import Array, Transition
+from qdac.types import Array, Commands, Transition, skill_commands
 
 START, TIME = 0, 1
 """Columns of the clock's observations."""
@@ -26,7 +26,7 @@ def explore(params, obs: Array, skill: Array, noise: Array) -> Array:
     return -jnp.abs(jnp.tanh(noise))
 
 
-collect = jax.jit(rollout.collect, static_argnames=("task", "explore", "num_steps"))
+collect = jax.jit(rollout.collect, static_argnames=("task", "commands", "explore", "num_steps"))
 
 
 class Collected(NamedTuple):
@@ -41,10 +41,11 @@ class Collected(NamedTuple):
 @functools.cache
 def collected(lifetime: float = np.inf, episode_length: int = 1000, env: Clock | None = None) -> Collected:
     task = clock_task(lifetime, env=env, episode_length=episode_length)
-    episodes = rollout.start_episodes(task, jax.random.PRNGKey(0), NUM_ENVS)
+    commands = skill_commands(task)
+    episodes = rollout.start_episodes(task, commands, jax.random.PRNGKey(0), NUM_ENVS)
     calls = []
     for _ in range(3):
-        episodes, *rest = collect(task, explore, (), episodes, STEPS)
+        episodes, *rest = collect(task, commands, explore, (), episodes, STEPS)
         calls.append(jax.device_get((episodes, *rest)))
     states, transitions, stats = zip(*calls, strict=True)
     steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *transitions)
@@ -89,6 +90,26 @@ def test_skills_change_exactly_where_episodes_start():
     assert (0 <= skill).all() and (skill <= 4).all()
 
 
+def test_episodes_are_numbered_for_each_env():
+    steps, episodes, _ = collected(lifetime=3)
+    np.testing.assert_array_equal(steps.episode, [[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]] * NUM_ENVS)
+    np.testing.assert_array_equal(episodes[0].episode, [1] * NUM_ENVS)
+    for state in episodes:
+        np.testing.assert_array_equal(state.index, range(NUM_ENVS))
+
+
+def test_commands_are_drawn_for_the_env_they_are_for():
+    """What a policy is told need be no skill: here it is the env's number twice, and nothing is a distance to it."""
+    task = clock_task(lifetime=3)
+    commands = Commands(2, lambda key, env, num: jnp.full((num, 2), env, jnp.float32))
+    episodes = rollout.start_episodes(task, commands, jax.random.PRNGKey(0), NUM_ENVS)
+    half = jax.tree.map(lambda x: x[2:], episodes)
+    half, steps, stats = collect(task, commands, explore, (), half, STEPS)
+    np.testing.assert_array_equal(steps.skill, np.tile([[[2.0]], [[3.0]]], (1, STEPS, 2)))
+    np.testing.assert_array_equal(half.skill, [[2, 2], [3, 3]])
+    assert (stats.count, stats.total_reward) == (2, 12) and np.isnan(stats.distance)
+
+
 def test_every_reset_is_fresh():
     """No env returns to a state it started from before: the four episodes have four starts."""
     starts = collected(lifetime=3).steps.obs[..., START]
@@ -103,9 +124,10 @@ def test_every_action_has_its_own_randomness():
 def test_envs_do_not_depend_on_their_neighbours():
     """Each env carries its own key: half of the envs alone live the same lives, so they can be sharded."""
     task = clock_task(lifetime=3)
-    episodes = rollout.start_episodes(task, jax.random.PRNGKey(0), NUM_ENVS)
+    commands = skill_commands(task)
+    episodes = rollout.start_episodes(task, commands, jax.random.PRNGKey(0), NUM_ENVS)
     half = jax.tree.map(lambda x: x[2:], episodes)
-    _, alone, _ = collect(task, explore, (), half, STEPS)
+    _, alone, _ = collect(task, commands, explore, (), half, STEPS)
     together = collected(lifetime=3).steps
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2:, :STEPS], b), together, alone)
 

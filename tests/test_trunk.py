@@ -77,7 +77,7 @@ def test_iterate_consumes_its_state():
     trunk = clock_trunk()
     state = trunk.init(KEY)
     iterated(trunk, state, 1)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.agent, state.replay.storage)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.agent, state.replay.storage, state.replay.returns)))
 
 
 # Devices.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qdac.agents import qdac
+from qdac.agents import domino, qdac, sac, smerl
 from qdac.errors import unknown_name
 from qdac.trunk import Trunk
 from qdac.types import Task
@@ -32,21 +32,50 @@ class Algorithm:
     presets: Mapping[str, Preset]
 
 
+def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
+    """Returns the three presets that every algorithm has, with the budgets of QDAC's."""
+    return {
+        "laptop": Preset(laptop, 100_000_000, "the best policy that an hour on 2 cores can give", max_minutes=60.0),
+        "paper": Preset(paper, 10_000_000, "the paper's hyper-parameters and budget, for a GPU"),
+        "debug": Preset(debug, 4_096, "everything tiny: the whole pipeline in a minute"),
+    }
+
+
+def _off_policy(summary: str, make_agent: Callable[[Any, Task], Any], module: Any, **fields: Any) -> Algorithm:
+    """Returns the algorithm of a module with some fields of its `Config` changed in all presets."""
+    configs = (module.LAPTOP, module.Config(), module.DEBUG)
+    return Algorithm(summary, make_agent, Trunk, _presets(*(dataclasses.replace(c, **fields) for c in configs)))
+
+
 ALGORITHMS = {
-    "qdac": Algorithm(
-        summary="Quality-Diversity Actor-Critic (model-free): value and successor-features critics, "
-        "balanced by a learned multiplier",
-        make_agent=qdac.QDAC,
-        make_trainer=Trunk,
-        presets={
-            "laptop": Preset(
-                qdac.LAPTOP, 100_000_000, "the best policy that an hour on 2 cores can give", max_minutes=60.0
-            ),
-            "paper": Preset(qdac.Config(), 10_000_000, "the paper's hyper-parameters and budget, for a GPU"),
-            "debug": Preset(qdac.DEBUG, 4_096, "everything tiny: the whole pipeline in a minute"),
-        },
+    "qdac": _off_policy(
+        "Quality-Diversity Actor-Critic (model-free): value and successor-features critics, balanced by a learned "
+        "multiplier", qdac.QDAC, qdac,
     ),
-}
+    "no_sf": _off_policy(
+        "QDAC's ablation No-SF: the sum of distances to the skill in place of successor features",
+        qdac.QDAC, qdac, skill_critic="distance",
+    ),
+    "fixed_lambda": _off_policy(
+        "QDAC's ablation Fixed-lambda: a multiplier of 0.5 for every state and skill",
+        qdac.QDAC, qdac, multiplier=0.5,
+    ),
+    "uvfa": _off_policy(
+        "QDAC's ablation UVFA: the sum of distances to the skill, with a multiplier of 0.66",
+        qdac.QDAC, qdac, skill_critic="distance", multiplier=0.66,
+    ),
+    "sac": _off_policy("Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac),
+    "smerl": _off_policy(
+        "SMERL: behaviours that a discriminator can tell apart, once the return is near SAC's", smerl.SMERL, smerl
+    ),
+    "reverse_smerl": _off_policy(
+        "Reverse SMERL: behaviours that a discriminator can tell apart, and the task until the return is near SAC's",
+        smerl.SMERL, smerl, reverse=True,
+    ),
+    "domino": _off_policy(
+        "DOMiNO: ten near-optimal policies whose average features keep apart", domino.DOMiNO, domino
+    ),
+}  # fmt: skip
 
 
 def get_algorithm(name: str) -> Algorithm:

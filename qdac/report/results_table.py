@@ -1,4 +1,5 @@
-"""The table of results in the README, from the runs in `results/<preset>/<task>/seed*`.
+"""The table of results in the README, from the runs in `results/<preset>/<task>/seed*`, and in
+`results/<preset>/<task>/<algorithm>/seed*` for those of other algorithms than qdac.
 
     python -m qdac.report.results_table results README.md
 """
@@ -19,7 +20,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a run of a task is expected to reach at least."""
+    """What a run of qdac on a task is expected to reach at least."""
 
     achieved: float
     performance_score: float
@@ -35,36 +36,43 @@ TARGETS = {
     "humanoid_jump": Target(0.40, 2000.0),
 }
 COLUMNS = (
-    "preset", "task", "seed", "training minutes", "env steps", "updates", "achieved", "target achieved",
-    "performance score", "target performance", "best return", "mean distance", "episode length",
+    "preset", "task", "algorithm", "seed", "training minutes", "env steps", "updates", "rollouts", "achieved",
+    "target achieved", "performance score", "target performance", "best return", "mean distance", "episode length",
 )  # fmt: skip
 
 
 def results_table(results_folder: str | Path) -> str:
-    """Returns a Markdown table with a row for each finished run, in the order of preset, task and seed.
+    """Returns a Markdown table with a row for each finished run, in the order of preset, task, algorithm and seed.
 
     A run that cannot be read is named on stderr and left out. A score below its target says so.
     """
+    folder = Path(results_folder)
     rows = []
-    for run in Path(results_folder).glob("*/*/seed*/"):
+    for run in (*folder.glob("*/*/seed*/"), *folder.glob("*/*/*/seed*/")):
         try:
             evaluation = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
-            rows.append((run.parts[-3], str(evaluation["task"]), int(config["seed"]), _cells(evaluation)))
+            preset = run.relative_to(folder).parts[0]
+            labels = preset, str(evaluation["task"]), str(evaluation["algo"]), int(config["seed"])
+            rows.append((*labels, _cells(evaluation)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"left out {run}: {type(error).__name__}: {error}", file=sys.stderr)
     if not rows:
         raise UserError(f"no finished run in {results_folder}/<preset>/<task>/seed*; train one first")
-    order = list(TARGETS)
-    rows.sort(key=lambda row: (row[0], order.index(row[1]) if row[1] in order else len(order), *row[1:3]))
-    lines = [COLUMNS, ["---"] * 2 + ["---:"] * (len(COLUMNS) - 2)]
-    lines += [(preset, task, str(seed), *cells) for preset, task, seed, cells in rows]
+    tasks = list(TARGETS)
+
+    def order(row: tuple) -> tuple:
+        preset, task, algo, seed, _ = row
+        return preset, tasks.index(task) if task in tasks else len(tasks), task, algo != "qdac", algo, seed
+
+    lines = [COLUMNS, ["---"] * 3 + ["---:"] * (len(COLUMNS) - 3)]
+    lines += [(*labels, str(seed), *cells) for *labels, seed, cells in sorted(rows, key=order)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _cells(evaluation: dict[str, Any]) -> list[str]:
     """Returns the cells after the seed of one run's row."""
-    target = TARGETS.get(evaluation["task"])
+    target = TARGETS.get(evaluation["task"]) if evaluation["algo"] == "qdac" else None
     goal = dataclasses.asdict(target) if target else {}
 
     def score(name: str, form: str) -> str:
@@ -77,6 +85,7 @@ def _cells(evaluation: dict[str, Any]) -> list[str]:
         _text(evaluation["wall_seconds"] / 60, ".0f"),
         _text(evaluation["env_steps"], ",.0f"),
         _text(evaluation["grad_updates"], ",.0f"),
+        _text(evaluation["rollouts_per_skill"], ".0f"),
         score("achieved", ".1%"),
         _text(goal.get("achieved"), ".0%"),
         score("performance_score", ".0f"),

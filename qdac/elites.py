@@ -1,0 +1,119 @@
+"""The archive that a run fills from all policies it meets, for algorithms whose policies are not told skills.
+
+A latent or one of several policies is told to the policy, and which skill comes of it is seen only when it is
+executed. As in the paper's appendix, what policies showed during training makes an archive: the best behaviour of
+each cell, with the command and the step of the policy that showed it. The run folder keeps those policies, so that
+every cell can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qdac.archive import Archive, empty_archive, load_archive
+from qdac.cells import grid_cells
+from qdac.errors import UserError
+from qdac.evaluation import Evaluator, PolicyEvaluation, TrainedPolicy, load
+from qdac.metrics import Evaluation
+from qdac.progress import Progress
+from qdac.runs import read_tensor_file, unflatten, write_tensor_file
+from qdac.types import Array, Params, Task
+
+SEED = 2
+
+
+class Told:
+    """An agent as a `Policy` that takes commands in place of skills."""
+
+    def __init__(self, agent: Any):
+        self.agent = agent
+        self.initial_carry = agent.initial_carry
+
+    def step(self, params: Params, carry: Any, obs: Array, command: Array) -> tuple[Any, Array]:
+        return carry, self.agent.act(params, obs, command)
+
+
+class Elites:
+    """The archive of a run in progress."""
+
+    def __init__(self, agent: Any, task: Task, num: int):
+        self.evaluator = Evaluator(task, Told(agent))
+        envs = jnp.arange(num) * agent.config.num_envs // num
+        keys = jax.random.split(jax.random.PRNGKey(SEED), num)
+        draw = jax.vmap(lambda key, env: agent.commands.draw(key, env, 1)[0])
+        self.commands = np.asarray(draw(keys, envs))
+        """What policies are told at every addition, the same each time."""
+        self.archive = empty_archive(grid_cells(task.skill_space), {"command": self.commands[0], "step": np.int64(0)})
+
+    def add(self, params: Params, origin: Mapping[str, Any], folder: Path) -> None:
+        """Executes all commands, and keeps what is best in its cell; the policy too, if it showed any of that."""
+        result = self.evaluator.execute(params, self.commands, 1, SEED)
+        step = origin["env_steps"]
+        contents = {"command": self.commands, "step": np.full(len(self.commands), step, np.int64)}
+        self.archive = self.archive.add(result.observed_skill[:, 0], result.total_reward[:, 0], contents)
+        if (self.archive.contents["step"][self.archive.is_filled] == step).any():
+            (folder / "policies").mkdir(exist_ok=True)
+            write_tensor_file(_policy_path(folder, step), params, dict(origin))
+        self.archive.save(folder / "archive.safetensors")
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds of it."""
+        return {"skills": self.archive.skills, "returns": self.archive.returns, "contents": self.archive.contents}
+
+    def restore(self, tree: dict[str, Any]) -> None:
+        """Goes back to what a checkpoint held."""
+        self.archive = Archive(self.archive.cells, **tree)
+
+
+def _policy_path(folder: Path, step: int) -> Path:
+    return folder / "policies" / f"{step:012d}.safetensors"
+
+
+def open_elites(path: str | Path) -> tuple[Archive, TrainedPolicy]:
+    """Returns the archive of a run folder and the newest of the policies that fill it."""
+    path = Path(path)
+    if not (path / "archive.safetensors").exists():
+        raise UserError(
+            f"expected a run folder with an archive.safetensors, got {path}; only algorithms whose policies are not "
+            "told skills (`qdac algos`) fill one"
+        )
+    policy = load(path)
+    command = np.zeros(policy.policy.commands.size, np.float32)
+    archive = load_archive(path / "archive.safetensors", {"command": command, "step": np.int64(0)})
+    return archive, policy
+
+
+def evaluate_elites(path: str | Path, rollouts: int = 10, seed: int = 0) -> tuple[PolicyEvaluation, Task]:
+    """Returns the evaluation of a run's archive: each skill of the grid by the elite observed nearest to it."""
+    if rollouts < 1:
+        raise UserError(f"rollouts should be at least 1, got {rollouts}")
+    archive, policy = open_elites(path)
+    task = policy.task
+    skills = task.skill_space.grid()
+    cells = archive.nearest(skills)
+    steps = archive.contents["step"][cells]
+    evaluator = Evaluator(task, Told(policy.policy))
+    parts, places, done = [], [], 0
+    with Progress(len(skills) * rollouts, unit="rollouts") as progress:
+        for step in np.unique(steps):
+            rows = np.flatnonzero(steps == step)
+            policy_path = _policy_path(Path(path), step)
+            params = unflatten(policy.params, read_tensor_file(policy_path)[0], str(policy_path))
+            # As many rows as a power of two: few sizes to compile for.
+            padded = np.resize(rows, 1 << (len(rows) - 1).bit_length())
+            result = evaluator.execute(params, archive.contents["command"][cells[padded]], rollouts, seed)
+            parts.append([values[: len(rows)] for values in result])
+            places.append(rows)
+            done += len(rows) * rollouts
+            progress.update(done, {}, is_evaluation=done == len(skills) * rollouts)
+    order = np.argsort(np.concatenate(places))
+    table = Evaluation(skills, *(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
+    origin = {**policy.origin, "algo": f"{policy.origin['algo']}_archive"}
+    return PolicyEvaluation(**vars(table), origin=origin, d_eval=task.d_eval, skill_space=task.skill_space), task

@@ -1,0 +1,15 @@
+"""The paper's central ablation: only successor features reach skills that no single state shows."""
+
+import pytest
+
+from examples import ablation
+
+
+@pytest.mark.parametrize("algo, steps", [("qdac", 60_000), ("no_sf", 20_000), ("uvfa", 20_000)])
+def test_who_reaches_the_inside_of_a_contact_space(algo, steps, tmp_path):
+    _, corners, inside = ablation.train(algo, tmp_path, steps=steps)
+    assert corners == 1.0
+    if algo == "qdac":
+        assert inside > 0.5
+    else:
+        assert inside == 0.0

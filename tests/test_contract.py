@@ -1,0 +1,77 @@
+"""What holds for every algorithm on every kind of skill space: train, stop, go on, evaluate, report, explore."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import qdac
+from qdac.agents import ALGORITHMS
+from qdac.archive import load_archive
+from qdac.elites import evaluate_elites, open_elites
+from qdac.evaluation import save_evaluation
+from qdac.explore import catalogue
+from qdac.report.build import write_report
+
+TASKS = ("tiny_tasks:line", "tiny_tasks:compass")
+FIELDS = tiny.FIELDS | {"steps": 80, "eval_interval": 64}
+"""Five rounds: two of warm-up, three of updates, a row at the second of those and one at the end."""
+OF_ALGORITHM = {"domino": {"num_policies": 2}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """Programs that run for milliseconds need not be fast, but should be there soon."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_on_every_space(algo, task, tmp_path):
+    fields = FIELDS | OF_ALGORITHM.get(algo, {})
+    run = qdac.train(task, algo=algo, preset="debug", out=tmp_path / "run", **fields)
+    stopped = qdac.train(task, algo=algo, preset="debug", out=tmp_path / "stopped", **fields | {"steps": 48})
+    tiny.assert_same_run(qdac.resume(stopped, steps=FIELDS["steps"]), run)
+
+    policy = qdac.load(run)
+    evaluation = qdac.evaluate(policy, rollouts=1)
+    save_evaluation(evaluation, policy.task, run)
+    scores = json.loads((run / "evaluation.json").read_text())
+    assert scores["algo"] == algo and scores["grad_updates"] == 3
+    assert np.isfinite(evaluation.observed_skills).all() and np.isfinite(evaluation.returns).all()
+    assert (1 <= evaluation.lengths).all() and (evaluation.lengths <= 10).all()
+
+    report = write_report([run], tmp_path / "report", has_png=False)
+    assert not report.left_out.rows and algo in str(report.summary.rows)
+
+    (entry,) = catalogue.open_entries([run])
+    (*_, last) = entry.player.play(policy.task.skill_space.grid()[0], seed=0)
+    assert last["end"] in ("terminated", "time limit")
+
+    if not policy.policy.commands.are_skills:
+        check_archive(run, stopped)
+
+
+def check_archive(run: Path, stopped: Path) -> None:
+    """The archive is the same after a stop, and an elite that is executed again shows what it showed before."""
+    archive, policy = open_elites(run)
+    example = {"command": archive.contents["command"][0], "step": np.int64(0)}
+    other = load_archive(stopped / "archive.safetensors", example)
+    np.testing.assert_array_equal(archive.returns, other.returns)
+    steps = archive.contents["step"][archive.is_filled]
+    assert steps.size and set(steps) <= {64, 80}
+    evaluation, _ = evaluate_elites(run, rollouts=1)
+    assert evaluation.origin["algo"] == f"{policy.origin['algo']}_archive"
+    nearest = archive.nearest(evaluation.skills)
+    gaps = np.linalg.norm(evaluation.observed_skills[:, 0] - archive.skills[nearest], axis=-1)
+    assert gaps.mean() < 0.5, "resets differ, the behaviour does not"
