@@ -35,7 +35,7 @@ class Algorithm:
 def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
     """Returns the three presets that every algorithm has, with the budgets of QDAC's."""
     return {
-        "laptop": Preset(laptop, 100_000_000, "the best policy that an hour on 2 cores can give", max_minutes=60.0),
+        "laptop": Preset(laptop, 100_000_000, "what an hour on 2 cores can give", max_minutes=60.0),
         "paper": Preset(paper, 10_000_000, "the paper's hyper-parameters and budget, for a GPU"),
         "debug": Preset(debug, 4_096, "everything tiny: the whole pipeline in a minute"),
     }
