@@ -26,9 +26,8 @@ from qdac.report.spaces import describe_space
 from qdac.runs import open_run, read_tensor_file, unflatten, write_json
 from qdac.types import Array, Params, Policy, SkillSpace, Task
 
-ROUND_STEPS = 20
-"""Steps between two looks at which episodes have ended: few, so that envs do not idle, and yet far more than a reset
-costs."""
+ROUND_STEPS = 10
+"""Steps between two looks at which episodes have ended: few, so that envs do not idle, yet more than resets cost."""
 ROLLOUTS_PER_DEVICE = 128
 """XLA's CPU backend steps this many envs on one core fastest; an accelerator takes them in its stride."""
 

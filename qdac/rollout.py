@@ -172,13 +172,17 @@ def advance_queue(
 ) -> Queue:
     """Returns the queue after `num_steps` deterministic steps of each lane, for skills [num_rows, skill_size].
 
-    Rows are begun at the start of a call only: resets, which compute all lanes, are rare.
+    Rows are begun at the start of a call only, by a quarter of the lanes at most: few resets, for those that need one.
     """
     num_rows, num_lanes = skills.shape[0], queue.row.shape[0]
-    offered = queue.next_row + jnp.cumsum(~queue.is_running) - 1
-    begins = ~queue.is_running & (offered < num_rows)
+    num_fresh = -(-num_lanes // 4)
+    place = jnp.cumsum(~queue.is_running) - 1
+    offered = queue.next_row + place
+    begins = ~queue.is_running & (place < num_fresh) & (offered < num_rows)
     row = jnp.where(begins, offered, queue.row)
-    fresh = jax.vmap(task.reset)(keys[row]), policy.initial_carry(num_lanes), jax.tree.map(jnp.zeros_like, queue.sums)
+    starts = jax.vmap(task.reset)(keys[jnp.minimum(queue.next_row + jnp.arange(num_fresh), num_rows - 1)])
+    fresh_env = jax.tree.map(lambda leaf: leaf[jnp.minimum(place, num_fresh - 1)], starts)
+    fresh = fresh_env, policy.initial_carry(num_lanes), jax.tree.map(jnp.zeros_like, queue.sums)
     env, memory, sums = _choose(begins, fresh, (queue.env, queue.memory, queue.sums))
     was_running = queue.is_running | begins
     skill = skills[row]
