@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import qdac
+from qdac import metrics
 from qdac.evaluation import save_evaluation
 from qdac.report.build import write_report
 
@@ -29,8 +30,7 @@ def train(algo: str, out: Path, **fields: object) -> tuple[Path, float, float]:
     policy = qdac.load(run)
     evaluation = qdac.evaluate(policy, rollouts=2)
     save_evaluation(evaluation, policy.task, run)
-    gaps = evaluation.observed_skills - evaluation.skills[:, None]
-    is_achieved = np.linalg.norm(gaps, axis=-1).mean(axis=1) < policy.task.d_eval
+    is_achieved = metrics.is_achieved(evaluation, policy.task.d_eval)
     from_edge = np.minimum(evaluation.skills, 1.0 - evaluation.skills)
     is_corner, is_inside = (from_edge < 0.1).all(axis=1), (from_edge > 0.2).all(axis=1)
     return run, is_achieved[is_corner].mean(), is_achieved[is_inside].mean()
@@ -46,4 +46,6 @@ def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit("expected one folder for runs and report, such as: python -m examples.ablation runs/ablation")
+    main(sys.argv[1])

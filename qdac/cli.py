@@ -186,7 +186,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         from qdac import elites, evaluation
 
         if parsed.archive:
-            result, task = elites.evaluate_elites(parsed.policy, parsed.rollouts, parsed.seed)
+            result, task = elites.evaluate_elites(parsed.policy, parsed.rollouts, parsed.seed, parsed.task)
             out = parsed.out or parsed.policy / "archive"
         else:
             policy = evaluation.load(parsed.policy, parsed.task)

@@ -57,11 +57,12 @@ class TrainConfig:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         if self.episode_length is not None and self.episode_length < 1:
             raise UserError(f"episode_length should be at least 1, got {self.episode_length}")
+        get_algorithm(self.algo).check(self.agent)
 
-    def resolved(self) -> TrainConfig:
-        """Returns the config with everything that depends on other fields written out."""
+    def resolved(self, task: Task) -> TrainConfig:
+        """Returns the config with everything that depends on other fields or on the task written out."""
         interval = self.eval_interval or min(max(self.steps // 20, 1), 500_000)
-        return dataclasses.replace(self, eval_interval=interval)
+        return dataclasses.replace(self, eval_interval=interval, agent=self.agent.for_task(task))
 
     def make_task(self) -> Task:
         """Returns the task, with the options that were given."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qdac.archive import Archive, empty_archive, load_archive
-from qdac.cells import grid_cells
+from qdac.cells import Centroids
 from qdac.errors import UserError
 from qdac.evaluation import Evaluator, PolicyEvaluation, TrainedPolicy, load
 from qdac.metrics import Evaluation
@@ -26,6 +26,8 @@ from qdac.runs import read_tensor_file, unflatten, write_tensor_file
 from qdac.types import Array, Params, Task
 
 SEED = 2
+FEW, MANY = 32, 256
+"""Elites of one policy are executed by at least so many, and beyond the second in whole multiples of it."""
 
 
 class Told:
@@ -44,18 +46,24 @@ class Elites:
 
     def __init__(self, agent: Any, task: Task, num: int):
         self.evaluator = Evaluator(task, Told(agent))
-        envs = jnp.arange(num) * agent.config.num_envs // num
-        keys = jax.random.split(jax.random.PRNGKey(SEED), num)
-        draw = jax.vmap(lambda key, env: agent.commands.draw(key, env, 1)[0])
-        self.commands = np.asarray(draw(keys, envs))
-        """What policies are told at every addition, the same each time."""
-        self.archive = empty_archive(grid_cells(task.skill_space), {"command": self.commands[0], "step": np.int64(0)})
+        self.agent, self.num = agent, num
+        # The cells of the grid, and what is beyond its edges: a behaviour out there belongs to the cell next to it.
+        cells = Centroids(task.skill_space.grid().astype(np.float64))
+        self.archive = empty_archive(cells, _example(agent))
+
+    def commands(self, step: int) -> np.ndarray:
+        """Returns what to tell the policy of a step: fresh commands, of envs from the first to the last."""
+        envs = jnp.arange(self.num) * self.agent.config.num_envs // self.num
+        keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(SEED), step), self.num)
+        draw = jax.vmap(lambda key, env: self.agent.commands.draw(key, env, 1)[0])
+        return np.asarray(draw(keys, envs))
 
     def add(self, params: Params, origin: Mapping[str, Any], folder: Path) -> None:
-        """Executes all commands, and keeps what is best in its cell; the policy too, if it showed any of that."""
-        result = self.evaluator.execute(params, self.commands, 1, SEED)
+        """Executes some commands, and keeps what is best in its cell; the policy too, if it showed any of that."""
         step = origin["env_steps"]
-        contents = {"command": self.commands, "step": np.full(len(self.commands), step, np.int64)}
+        commands = self.commands(step)
+        result = self.evaluator.execute(params, commands, 1, SEED)
+        contents = {"command": commands, "step": np.full(len(commands), step, np.int64)}
         self.archive = self.archive.add(result.observed_skill[:, 0], result.total_reward[:, 0], contents)
         if (self.archive.contents["step"][self.archive.is_filled] == step).any():
             (folder / "policies").mkdir(exist_ok=True)
@@ -67,34 +75,40 @@ class Elites:
         """Returns what a checkpoint holds of it."""
         return {"skills": self.archive.skills, "returns": self.archive.returns, "contents": self.archive.contents}
 
-    def restore(self, tree: dict[str, Any]) -> None:
-        """Goes back to what a checkpoint held."""
+    def restore(self, tree: dict[str, Any], folder: Path) -> None:
+        """Goes back to what a checkpoint held, in the folder too."""
         self.archive = Archive(self.archive.cells, **tree)
+        self.archive.save(folder / "archive.safetensors")
+
+
+def _example(agent: Any) -> dict[str, Any]:
+    """Returns what replays an elite: the command, and the step of the policy that it was told to."""
+    return {"command": np.zeros(agent.commands.size, np.float32), "step": np.int64(0)}
 
 
 def _policy_path(folder: Path, step: int) -> Path:
     return folder / "policies" / f"{step:012d}.safetensors"
 
 
-def open_elites(path: str | Path) -> tuple[Archive, TrainedPolicy]:
-    """Returns the archive of a run folder and the newest of the policies that fill it."""
+def open_elites(path: str | Path, task: str | Task | None = None) -> tuple[Archive, TrainedPolicy]:
+    """Returns the archive of a run folder and its last policy; `task` as in `load`."""
     path = Path(path)
     if not (path / "archive.safetensors").exists():
         raise UserError(
-            f"expected a run folder with an archive.safetensors, got {path}; only algorithms whose policies are not "
-            "told skills (`qdac algos`) fill one"
+            f"expected a run folder with an archive.safetensors, got {path}; smerl, reverse_smerl and domino fill one, "
+            "from the first row of metrics.csv on"
         )
-    policy = load(path)
-    command = np.zeros(policy.policy.commands.size, np.float32)
-    archive = load_archive(path / "archive.safetensors", {"command": command, "step": np.int64(0)})
-    return archive, policy
+    policy = load(path, task)
+    return load_archive(path / "archive.safetensors", _example(policy.policy)), policy
 
 
-def evaluate_elites(path: str | Path, rollouts: int = 10, seed: int = 0) -> tuple[PolicyEvaluation, Task]:
+def evaluate_elites(
+    path: str | Path, rollouts: int = 10, seed: int = 0, task: str | Task | None = None
+) -> tuple[PolicyEvaluation, Task]:
     """Returns the evaluation of a run's archive: each skill of the grid by the elite observed nearest to it."""
     if rollouts < 1:
         raise UserError(f"rollouts should be at least 1, got {rollouts}")
-    archive, policy = open_elites(path)
+    archive, policy = open_elites(path, task)
     task = policy.task
     skills = task.skill_space.grid()
     cells = archive.nearest(skills)
@@ -106,8 +120,9 @@ def evaluate_elites(path: str | Path, rollouts: int = 10, seed: int = 0) -> tupl
             rows = np.flatnonzero(steps == step)
             policy_path = _policy_path(Path(path), step)
             params = unflatten(policy.params, read_tensor_file(policy_path)[0], str(policy_path))
-            # As many rows as a power of two: few sizes to compile for.
-            padded = np.resize(rows, 1 << (len(rows) - 1).bit_length())
+            # Few sizes to compile for.
+            size = min(1 << (len(rows) - 1).bit_length(), -(-len(rows) // MANY) * MANY)
+            padded = np.resize(rows, max(size, FEW))
             result = evaluator.execute(params, archive.contents["command"][cells[padded]], rollouts, seed)
             parts.append([values[: len(rows)] for values in result])
             places.append(rows)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from qdac.types import Array, Commands, EnvState, Params, Policy, Task, Transition
 
 Explore = Callable[[Params, Array, Array, Array], Array]
-"""(params, obs [num, obs_size], skill [num, skill_size], noise [num, action_size]) -> actions [num, action_size].
+"""(params, obs [num, obs_size], command [num, size], noise [num, action_size]) -> actions [num, action_size].
 
 The noise is standard normal, drawn for all steps at once: small kernels inside the scan cost more than they compute."""
 

@@ -7,6 +7,7 @@
     checkpoints/<step>/  tensors.safetensors and metadata.json, the newest two
     policy.safetensors   the trained policy
     evaluation.csv, evaluation.json, figures/
+    archive.safetensors, policies/, archive/     of algorithms that fill an archive, see `elites`
 
 Every file but the CSVs appears whole or not at all. What cannot be read or written is a UserError.
 """
@@ -40,6 +41,8 @@ from qdac.errors import UserError, unknown_name
 
 FORMAT = 1
 """The number in every file whose layout may change; a higher one is refused."""
+CHECKPOINT_FORMAT = 2
+"""The same for checkpoints, of which a lower one is refused too: training goes on only with all it was made of."""
 FORMAT_KEYS = {"policy": "qdac_format", "archive": "qdac_archive_format"}
 """Where the header of a tensor file has that number, by what the file holds."""
 KEPT_CHECKPOINTS = 2
@@ -146,10 +149,10 @@ class Run:
                     shutil.rmtree(folder)
 
     def start_over(self) -> bool:
-        """Returns whether there is no checkpoint, not even a damaged one; removes the rows if so."""
+        """Returns whether there is no checkpoint, not even a damaged one; removes rows and archive if so."""
         if self._checkpoint_folders():
             return False
-        for path in self._csv_paths:
+        for path in (*self._csv_paths, self.path / "archive.safetensors"):
             with _explained(path, "remove"):
                 path.unlink(missing_ok=True)
         return True
@@ -204,7 +207,7 @@ class Run:
             if path.exists():
                 _sync(path)
         saved = {
-            "format": FORMAT,
+            "format": CHECKPOINT_FORMAT,
             "step": step,
             "tensors_sha256": _file_sha256(tensors_path),
             "csv_sizes": {path.name: path.stat().st_size if path.exists() else 0 for path in self._csv_paths},
@@ -326,7 +329,12 @@ def _verified_metadata(folder: Path) -> dict:
     own_sha256 = saved.pop("own_sha256")
     if hashlib.sha256(_json_bytes(saved)).hexdigest() != own_sha256:
         raise ValueError("metadata.json does not match its checksum")
-    _check_format(saved["format"], folder / "metadata.json")
+    _check_format(saved["format"], folder / "metadata.json", CHECKPOINT_FORMAT)
+    if saved["format"] < CHECKPOINT_FORMAT:
+        raise UserError(
+            f"{folder} was written by an older qdac, with format {saved['format']}, expected {CHECKPOINT_FORMAT}; "
+            "its policy can be evaluated, but to train start another run"
+        )
     if _file_sha256(folder / "tensors.safetensors") != saved["tensors_sha256"]:
         raise ValueError("tensors.safetensors does not match its checksum")
     return saved
@@ -369,9 +377,9 @@ def _leaf_values(config: dict, prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _check_format(found: Any, path: Path) -> None:
-    if not isinstance(found, int) or found > FORMAT:
-        raise UserError(f"{path} has format {found!r}, expected at most {FORMAT}; update qdac to read it")
+def _check_format(found: Any, path: Path, newest: int = FORMAT) -> None:
+    if not isinstance(found, int) or found > newest:
+        raise UserError(f"{path} has format {found!r}, expected at most {newest}; update qdac to read it")
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ class Training:
         tree, metadata = run.load_checkpoint(self.checkpoint_tree(self.trainer.template()))
         self.state = self.trainer.place(tree["training"])
         if self.elites:
-            self.elites.restore(tree["elites"])
+            self.elites.restore(tree["elites"], run.path)
         self.means = Means(metadata["means"])
         self.start_time -= metadata["wall_seconds"]
         self.saved_step = self.step
@@ -177,12 +177,13 @@ class Training:
             evaluation = self.evaluator(params, self.eval_skills, 1, EVALUATION_SEED)
             if self.elites:
                 self.elites.add(params, self.origin, run.path)
-                self.means.add({"eval/archive_coverage": self.elites.archive.coverage}, 1)
         scores = metrics.summary(evaluation, self.task.d_eval)
         row = {
             f"eval/{name}": math.nan if value is None else value
             for name, value in scores.items() if name not in UNCHANGING_SCORES
         }
+        if self.elites:
+            row["eval/archive_coverage"] = self.elites.archive.coverage
         row = dict(sorted({**row, **self.means.row(), "train/updates": self.num_updates}.items()))
         timing = {"wall_seconds": self.wall_seconds, "steps_per_second": self.step / self.wall_seconds}
         run.log(self.step, row, timing)
@@ -258,9 +259,10 @@ def caught_signals() -> Iterator[list[int]]:
 
 def start_training(config: TrainConfig, out: str | Path | None = None, task: Task | None = None) -> Outcome:
     """Returns how a new run in the folder `out` ended. `task` stands in for the one that the config names."""
-    settings = config.resolved()
+    task = task or config.make_task()
+    settings = config.resolved(task)
     # Before the folder is made, so that a configuration that cannot work leaves none behind.
-    training = Training(settings, task or settings.make_task())
+    training = Training(settings, task)
     run = create_run(out or default_out(settings), settings.to_dict(), settings.loggers)
     preset = default_config(config.algo, config.task, config.preset)
     _introduce(settings, run, config_difference(preset.to_dict(), config.to_dict()))

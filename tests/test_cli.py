@@ -174,3 +174,17 @@ def test_a_process_answers_in_one_line_too():
     process = subprocess.run(words, cwd=tiny.ROOT, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.count("\n") == 1 and "did you mean 'ant_velocity'?" in process.stderr
+
+
+def test_an_archive_is_asked_of_a_run_without_one(refused, trained):
+    assert "archive.safetensors" in refused("evaluate", trained, "--archive")
+
+
+def test_an_algorithm_is_not_made_another_by_its_options(refused, tmp_path):
+    words = ("train", "--algo", "no_sf", "--task", tiny.TASK, "--skill-critic", "successor", "--out", tmp_path / "run")
+    assert "skill_critic distance, got successor" in refused(*words)
+
+
+def test_smerl_wants_a_return_to_compare_with(refused, tmp_path):
+    line = refused("train", "--algo", "smerl", "--task", tiny.TASK, "--out", tmp_path / "run")
+    assert "--target-return" in line and not (tmp_path / "run").exists()

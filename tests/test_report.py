@@ -204,8 +204,26 @@ def test_a_seed_counts_once(tmp_path):
     assert reasons(collection).keys() == {"short", "copy"}
 
 
+def test_a_setting_that_an_older_run_does_not_name_is_the_same(tmp_path):
+    make_run(tmp_path / "old", seed=0, agent={"discount": 0.99})
+    make_run(tmp_path / "new", seed=1, agent={"discount": 0.99, "added": True})
+    assert collect([tmp_path]).labels == ["qdac"]
+
+
+def test_the_evaluation_of_an_archive_is_an_algorithm_of_its_own(tmp_path):
+    run = make_run(tmp_path / "run", algo="smerl", missed=3)
+    other = make_run(tmp_path / "other", missed=0)
+    (run / "archive").mkdir()
+    for name in ("evaluation.csv", "evaluation.json"):
+        (run / "archive" / name).write_bytes((other / name).read_bytes())
+    (task,) = collect([run]).tasks
+    achieved = {label: float(values[0]) for label, values in task.scores("achieved").items()}
+    assert achieved == {"smerl": 0.75, "smerl_archive": 1.0}
+
+
 def test_other_settings_are_other_variants_and_not_other_seeds(tmp_path):
-    settings = [{"discount": 0.99}, {"discount": 0.9}, {"discount": 0.99, "a": 1, "b": 2}]
+    same = {"a": 0, "b": 0}
+    settings = [{"discount": 0.99, **same}, {"discount": 0.9, **same}, {"discount": 0.99, "a": 1, "b": 2}]
     first, second, third = (make_run(tmp_path / f"{i}", i, agent=agent) for i, agent in enumerate(settings))
     assert set(collect([first, second]).labels) == {"qdac (discount=0.99)", "qdac (discount=0.9)"}
     collection = collect([first, second, third])

@@ -288,11 +288,13 @@ def test_another_template_is_refused_and_nothing_rewound(run, template, differen
     assert (run.path / "metrics.csv").read_bytes() == before
 
 
-def test_a_newer_checkpoint_format(run, monkeypatch):
-    with monkeypatch.context() as newer:
-        newer.setattr(runs, "FORMAT", 2)
+@pytest.mark.parametrize("change, advice", [(1, "update qdac"), (-1, "start another run")])
+def test_a_checkpoint_of_another_format(run, monkeypatch, change, advice):
+    other = runs.CHECKPOINT_FORMAT + change
+    with monkeypatch.context() as another:
+        another.setattr(runs, "CHECKPOINT_FORMAT", other)
         run.save_checkpoint(1, jnp.ones(2), {})
-    with pytest.raises(UserError, match="format 2"):
+    with pytest.raises(UserError, match=f"format {other}.*{advice}"):
         run.load_checkpoint(jnp.ones(2))
 
 

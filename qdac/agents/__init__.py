@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qdac.agents import domino, qdac, sac, smerl
-from qdac.errors import unknown_name
+from qdac.errors import UserError, unknown_name
 from qdac.trunk import Trunk
 from qdac.types import Task
 
@@ -30,6 +30,15 @@ class Algorithm:
     make_trainer: Callable[[Any, Task], Any]
     """(agent, task) -> a trainer with `init(key)` and `iterate(state)`."""
     presets: Mapping[str, Preset]
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of its config that make it this algorithm and no other."""
+
+    def check(self, config: Any) -> None:
+        """Raises a UserError if a config is another algorithm's."""
+        for name, value in self.fields.items():
+            if getattr(config, name) != value:
+                found = getattr(config, name)
+                raise UserError(f"the algorithm has {name} {value}, got {found}; choose another --algo")
 
 
 def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
@@ -44,7 +53,8 @@ def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
 def _off_policy(summary: str, make_agent: Callable[[Any, Task], Any], module: Any, **fields: Any) -> Algorithm:
     """Returns the algorithm of a module with some fields of its `Config` changed in all presets."""
     configs = (module.LAPTOP, module.Config(), module.DEBUG)
-    return Algorithm(summary, make_agent, Trunk, _presets(*(dataclasses.replace(c, **fields) for c in configs)))
+    presets = _presets(*(dataclasses.replace(config, **fields) for config in configs))
+    return Algorithm(summary, make_agent, Trunk, presets, fields)
 
 
 ALGORITHMS = {

@@ -64,7 +64,7 @@ class Config(soft.SoftConfig):
         for name in ("optimality", "value_decay", "feature_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} should be in [0, 1], got {getattr(self, name)}")
-        if not self.multiplier_learning_rate > 0 or self.spacing < 0:
+        if not self.multiplier_learning_rate > 0 or not self.spacing >= 0:
             raise UserError(
                 "multiplier_learning_rate should be positive and spacing not negative, "
                 f"got {self.multiplier_learning_rate} and {self.spacing}"
@@ -98,12 +98,11 @@ class DOMiNO(soft.SoftActorCritic):
     """The algorithm for one task. A command is the number of a policy; for a skill it is the one nearest to it."""
 
     def __init__(self, config: Config, task: Task):
-        super().__init__(config, task)
         self.spacing = config.spacing * 2.0 / config.num_policies ** (1.0 / task.skill_size)
+        """l_0 in normalised units: policies that fill the space evenly are this far apart, times `config.spacing`."""
         self.envs_per_policy = config.num_envs // config.num_policies
-        self.commands = Commands(
-            1, lambda key, env, num: jnp.full((num, 1), env // self.envs_per_policy, jnp.float32)
-        )
+        numbers = Commands(1, lambda key, env, num: jnp.full((num, 1), env // self.envs_per_policy, jnp.float32))
+        super().__init__(config, task, numbers)
 
     def condition(self, command: Array) -> Array:
         """Returns nothing: a policy need not be told which one it is."""

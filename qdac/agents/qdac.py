@@ -110,6 +110,7 @@ class QDAC(soft.SoftActorCritic):
         self.unit = (high - low) / (self.normalize(high) - self.normalize(low))
         """The task's units in one unit of the critics."""
         self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
+        """`successor` is the skill critic, whichever of the two it is."""
         super().__init__(config, task)
 
     def condition(self, command: Array) -> Array:

@@ -54,7 +54,7 @@ class SAC(soft.SoftActorCritic):
         action, log_prob = policy(params["actor"], batch.obs, key_action)
         next_action, next_log_prob = policy(fixed(params["actor"]), batch.next_obs, key_next_action)
         value_target = soft.critic_target(
-            scale * batch.discounted_sum(fixed(self.rewards(params, batch))), batch.discount,
+            scale * batch.discounted_sum(self.rewards(params, batch)), batch.discount,
             critic(target["critic"], batch.next_obs, next_action), scale * fixed(temperature), next_log_prob,
         )
         loss_critic = soft.bellman_loss(critic(params["critic"], batch.obs, batch.action), fixed(value_target))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +45,21 @@ class Config(sac.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("diversity_scale", "margin"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        if self.target_return is not None and not math.isfinite(self.target_return):
+            raise UserError(f"target_return should be a number, got {self.target_return}")
+
+    def for_task(self, task: Task) -> Self:
+        """Returns the configuration with R* written out."""
+        if self.target_return is not None:
+            return self
+        if task.reference_return is None:
+            raise UserError(
+                f"{task.name} has no return of SAC to compare with; give --target-return, such as the mean_return "
+                "that `qdac evaluate` finds after `qdac train --algo sac`"
+            )
+        return dataclasses.replace(self, target_return=task.reference_return)
 
 
 def log_density(latent: Array, mean: Array, log_std: Array) -> Array:
@@ -65,17 +79,10 @@ class SMERL(sac.SAC):
     """The algorithm for one task; the latent has as many numbers as a skill, each uniform in [-1, 1]."""
 
     def __init__(self, config: Config, task: Task):
-        target = task.reference_return if config.target_return is None else config.target_return
-        if target is None:
-            raise UserError(
-                f"{task.name} has no return of SAC to compare with; give --target-return, "
-                f"such as the mean_return of `qdac train --algo sac --task {task.name}` and `qdac evaluate`"
-            )
-        self.near_best = target - config.margin * abs(target)
-        super().__init__(config, task)
-        self.commands = Commands(
-            task.skill_size, lambda key, env, num: jax.random.uniform(key, (num, task.skill_size), minval=-1.0)
-        )
+        config, size = config.for_task(task), task.skill_size
+        self.near_best = config.target_return - config.margin * abs(config.target_return)
+        latents = Commands(size, lambda key, env, num: jax.random.uniform(key, (num, size), minval=-1.0))
+        super().__init__(config, task, latents)
 
     def condition(self, command: Array) -> Array:
         """Returns the latent."""
@@ -89,7 +96,7 @@ class SMERL(sac.SAC):
         return {**super().init_networks(key_critic), "discriminator": discriminator}
 
     def discriminate(self, discriminator: Params, features: Array) -> tuple[Array, Array]:
-        """Returns the mean and the logarithm of the deviation of the latent, given features [num, skill_size]."""
+        """Returns the mean and the logarithm of the deviation of the latent, given features [..., skill_size]."""
         outputs = nets.apply_mlp(discriminator, self.task.skill_space.normalize(features))
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         low, high = LOG_STD_BOUNDS
@@ -106,10 +113,8 @@ class SMERL(sac.SAC):
 
     def rewards(self, params: dict[str, Params], batch: Batch) -> Array:
         """Returns what to maximise the sum of, [num, n]."""
-        num, steps, size = batch.features.shape
-        mean, log_std = self.discriminate(params["discriminator"], batch.features.reshape(-1, size))
-        latent = jnp.repeat(batch.skill, steps, axis=0)
-        diversity = log_density(latent, mean, log_std).reshape(num, steps) + size * math.log(2.0)
+        mean, log_std = self.discriminate(params["discriminator"], batch.features)
+        diversity = log_density(batch.skill[:, None], mean, log_std) + self.task.skill_size * math.log(2.0)
         is_near_best = (batch.episode_return >= self.near_best)[:, None]
         return mixed_reward(
             batch.rewards, diversity, is_near_best, self.config.reverse, self.config.diversity_scale

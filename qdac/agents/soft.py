@@ -6,7 +6,7 @@ A soft actor-critic here is a class with its own networks and `losses`; all else
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import optax
 from qdac import nets
 from qdac.errors import UserError
 from qdac.replay import Batch
-from qdac.types import Array, Params, Task, skill_commands
+from qdac.types import Array, Commands, Params, Task, skill_commands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SoftConfig:
     target_entropy_per_action: float = -0.5
     """Target entropy of the policy for each action dimension."""
     max_gradient_norm: float = 0.0
-    """Clip the gradient of each network to this norm; 0 for no clipping."""
+    """Clip the gradient of each network to this norm, those of a set of policies together; 0 for no clipping."""
     discount: float = 0.99
     """gamma."""
     initial_discount: float = 0.0
@@ -74,7 +74,7 @@ class SoftConfig:
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
         for name in ("updates_per_iteration", "warmup_steps", "max_gradient_norm"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         check_schedule(self, "initial_discount", "discount_updates")
         if self.warmup_steps < self.num_envs * (self.n_step - self.steps_per_iteration):
@@ -91,11 +91,15 @@ class SoftConfig:
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
 
+    def for_task(self, task: Task) -> Self:
+        """Returns the configuration with everything that depends on the task written out."""
+        return self
+
 
 def check_schedule(config: SoftConfig, start: str, updates: str) -> None:
     """Raises a UserError unless both fields of a schedule are given, or neither."""
     values = getattr(config, start), getattr(config, updates)
-    if min(values) < 0 or (values[0] > 0) != (values[1] > 0):
+    if not min(values) >= 0 or (values[0] > 0) != (values[1] > 0):
         raise UserError(f"{start} and {updates} go together, both positive or both 0, got {values[0]} and {values[1]}")
 
 
@@ -105,7 +109,7 @@ LAPTOP = {
     "actor_average_rate": 0.005, "n_step": 5, "batch_size": 128, "steps_per_iteration": 16,
     "updates_per_iteration": 64, "replay_size": 1_000_000, "warmup_steps": 20_000,
 }  # fmt: skip
-"""What learns most in an hour on 2 cores, whatever the algorithm; docs/recipe.md."""
+"""QDAC's recipe for an hour on 2 cores, as far as it is not about skills; docs/recipe.md."""
 
 DEBUG = {
     "hidden_sizes": (32, 32), "batch_size": 32, "num_envs": 16, "steps_per_iteration": 8,
@@ -143,7 +147,7 @@ class State(NamedTuple):
     params: dict[str, Params]
     """actor, log_temperature, and the algorithm's own."""
     target: dict[str, Params]
-    """Slow copies of the critics, and of the actor where it acts by an average."""
+    """What follows slowly: copies of the critics, of the actor where it acts by an average, and an algorithm's own."""
     optimizer: Any
     moments: Moments
     num_updates: Array
@@ -172,9 +176,9 @@ class SoftActorCritic:
     critic_names: tuple[str, ...] = ("critic",)
     """The networks that have a slow copy."""
 
-    def __init__(self, config: Any, task: Task):
+    def __init__(self, config: Any, task: Task, commands: Commands | None = None):
         self.config, self.task = config, task
-        self.commands = skill_commands(task)
+        self.commands = commands or skill_commands(task)
         """What the policy is told while it collects."""
         self.condition_size = self.condition(jnp.zeros((1, self.commands.size))).shape[-1]
         self.target_rates = dict.fromkeys(self.critic_names, config.target_rate)

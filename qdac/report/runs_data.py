@@ -104,7 +104,8 @@ def collect(paths: Iterable[str | Path]) -> Collection:
     left_out: list[tuple[str, str]] = []
     for path in _run_folders(paths):
         try:
-            runs.append(read_run(path))
+            run = read_run(path)
+            runs += [run, *_archive_of(run)]
         except UserError as error:
             left_out.append((str(path), str(error)))
         except Exception as error:  # a damage that nobody thought of must not cost the report of the others
@@ -172,6 +173,21 @@ def read_run(path: Path) -> RunData:
         curves={name: curve for name in rows if len((curve := points(rows, name))[0])},
         scores=scores, evaluation=evaluation, view=view, compute=compute, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _archive_of(run: RunData) -> list[RunData]:
+    """Returns the evaluation of a run's archive, where there is one, as a run of its own without curves."""
+    folder, notes = run.path / "archive", []
+    saved = _json_object(folder / "evaluation.json", notes)
+    if not saved and not notes:
+        return []
+    evaluation, view, scores = _evaluation(folder, run.task, saved, notes)
+    return [
+        dataclasses.replace(
+            run, path=folder, algo=f"{run.algo}_archive", curves={}, scores=scores, evaluation=evaluation, view=view,
+            notes=tuple(notes),
+        )
+    ]  # fmt: skip
 
 
 def _rows(path: Path, notes: list[str]) -> Mapping[str, np.ndarray]:
@@ -302,8 +318,10 @@ def _labels(runs: Sequence[RunData]) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _differing_fields(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the settings in which runs differ; one that an older run does not name is taken to be the same."""
     names = sorted({name for fields in settings for name in fields})
-    return [name for name in names if any(fields.get(name) != settings[0].get(name) for fields in settings)]
+    values = {name: [fields[name] for fields in settings if name in fields] for name in names}
+    return [name for name in names if any(value != values[name][0] for value in values[name])]
 
 
 def _fitting(run: RunData, view: TaskView | None) -> RunData:
