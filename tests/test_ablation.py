@@ -5,7 +5,9 @@ import pytest
 from examples import ablation
 
 
-@pytest.mark.parametrize("algo, steps", [("qdac", 60_000), ("no_sf", 20_000), ("uvfa", 20_000)])
+@pytest.mark.parametrize(
+    "algo, steps", [("qdac", 60_000), ("no_sf", 20_000), pytest.param("uvfa", 20_000, marks=pytest.mark.slow)]
+)
 def test_who_reaches_the_inside_of_a_contact_space(algo, steps, tmp_path):
     _, corners, inside = ablation.train(algo, tmp_path, steps=steps)
     assert corners == 1.0

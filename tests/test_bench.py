@@ -9,7 +9,9 @@ from qdac import bench
 
 @pytest.fixture(scope="module")
 def measured() -> dict:
-    return bench.run("sac", "examples.point_mass:point_mass", preset="debug", seconds=0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "EVALUATED", 64)
+        return bench.run("sac", "examples.point_mass:point_mass", preset="debug", seconds=0.2)
 
 
 def test_every_figure_is_a_finite_positive_number(measured):

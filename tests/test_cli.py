@@ -87,7 +87,7 @@ def test_tasks_and_algos_list_everything(command):
 def test_bench_prints_one_json_object(command, monkeypatch):
     from qdac import bench
 
-    monkeypatch.setattr(bench, "run", lambda task, preset, seconds, report: {"task": task, "speed": 1.5})
+    monkeypatch.setattr(bench, "run", lambda algo, task, preset, seconds, report: {"task": task, "speed": 1.5})
     assert json.loads(command("bench", "--json").out) == {"task": "walker2d_feet_contact", "speed": 1.5}
     assert "1.5" in command("bench").out
 

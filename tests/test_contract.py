@@ -35,8 +35,14 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update(name, before)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("algo", ALGORITHMS)
+PAIRS = [
+    pytest.param(algo, task, marks=[pytest.mark.slow] * ((i + j) % 2))
+    for i, algo in enumerate(ALGORITHMS) for j, task in enumerate(TASKS)
+]  # fmt: skip
+"""Every algorithm on one space, the next one on the other; the rest with the slow tests."""
+
+
+@pytest.mark.parametrize("algo, task", PAIRS)
 def test_every_algorithm_on_every_space(algo, task, tmp_path):
     fields = FIELDS | OF_ALGORITHM.get(algo, {})
     run = qdac.train(task, algo=algo, preset="debug", out=tmp_path / "run", **fields)
