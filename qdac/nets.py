@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ MIN_STD = 1e-3
 MLPParams = list[dict[str, Array]]
 
 
-def init_mlp(key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: bool = False) -> MLPParams:
-    """Returns the layers of an MLP with LeCun-uniform kernels and zero biases.
+def init_mlp(
+    key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: bool = False, zero_output: bool = False
+) -> MLPParams:
+    """Returns the layers of an MLP with LeCun-uniform kernels, of the output layer zero if asked for, and zero biases.
 
     With `members`, every array has a leading axis: an ensemble that `apply_mlp` evaluates in one go.
     """
@@ -25,7 +28,7 @@ def init_mlp(key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: 
         zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
     ):
         is_output = i == len(sizes) - 2
-        bound = math.sqrt(3.0 / fan_in)
+        bound = 0.0 if zero_output and is_output else math.sqrt(3.0 / fan_in)
         layer = {
             "kernel": jax.random.uniform(key_layer, (*lead, fan_in, fan_out), minval=-bound, maxval=bound),
             "bias": jnp.zeros((*lead, fan_out)),
@@ -36,19 +39,19 @@ def init_mlp(key: Array, sizes: Sequence[int], *, members: int = 0, layer_norm: 
     return params
 
 
-def apply_mlp(params: MLPParams, x: Array) -> Array:
+def apply_mlp(params: MLPParams, x: Array, activation: Callable[[Array], Array] = jax.nn.relu) -> Array:
     """Returns the outputs [..., size] for inputs [batch, in], or [members, batch, size] for an ensemble."""
     if params[0]["kernel"].ndim == 3:
-        return jax.vmap(apply_mlp, in_axes=(0, None))(params, x)
+        return jax.vmap(functools.partial(apply_mlp, activation=activation), in_axes=(0, None))(params, x)
     for layer in params[:-1]:
         x = x @ layer["kernel"] + layer["bias"]
         if "scale" in layer:
-            x = _layer_norm(x) * layer["scale"]
-        x = jax.nn.relu(x)
+            x = layer_norm(x) * layer["scale"]
+        x = activation(x)
     return x @ params[-1]["kernel"] + params[-1]["bias"]
 
 
-def _layer_norm(x: Array) -> Array:
+def layer_norm(x: Array) -> Array:
     """Returns x with zero mean and unit variance over its last axis.
 
     The means are matrix products with a column of 1 / size: XLA's CPU backend runs those on vector

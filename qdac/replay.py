@@ -46,6 +46,18 @@ class Batch(NamedTuple):
         return jnp.einsum("bn,bn...->b...", self.weights, values)
 
 
+class Sequences(NamedTuple):
+    """Consecutive steps of an env, [num, length, ...], over the ends of episodes."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    feature: Array
+    terminated: Array
+    is_first: Array
+    """1.0 where what came before is not to be known: at the first step, and at the first of an episode."""
+
+
 def init_replay(example: Transition, num_envs: int, capacity: int) -> Replay:
     """Returns an empty buffer for `capacity` steps of `num_envs` envs, shaped after one transition."""
     storage = jax.tree.map(lambda x: jnp.zeros((num_envs, capacity, *x.shape), x.dtype), example)
@@ -78,19 +90,9 @@ def insert(replay: Replay, steps: Transition) -> Replay:
 
 
 def sample(replay: Replay, key: Array, num: int, discount: Array | float, n_step: int) -> tuple[Batch, Batch]:
-    """Returns `num` uniform transitions twice: with n-step targets, and with one-step ones (n steps, one that counts).
-
-    Rows are stratified over envs (row i comes from the i-th of `num` equal slices of the envs), which
-    keeps the draw uniform, lowers its variance, and makes it the same on any number of devices.
-    """
-    num_envs, capacity = replay.storage.reward.shape
-    key_env, key_time = jax.random.split(key)
-    row = jnp.arange(num)
-    env = ((row + jax.random.uniform(key_env, (num,))) * (num_envs / num)).astype(jnp.int32)
-    env = jnp.clip(env, row * num_envs // num, -(-(row + 1) * num_envs // num) - 1)  # against rounding
-    oldest = replay.position - replay.size
-    age = jax.random.randint(key_time, (num,), 0, jnp.maximum(replay.size - n_step + 1, 1))
-    first = (oldest + age) % capacity
+    """Returns `num` uniform transitions twice: with n-step targets, and with one-step ones, where one step counts."""
+    capacity = replay.storage.reward.shape[1]
+    env, first = _draw(replay, key, num, n_step)
 
     def gather(field: Array, time: Array) -> Array:
         return field.at[env, time].get(mode="promise_in_bounds")
@@ -127,3 +129,37 @@ def sample(replay: Replay, key: Array, num: int, discount: Array | float, n_step
 
     one_step = window(1)
     return (window(n_step) if n_step > 1 else one_step), one_step
+
+
+def sample_sequences(replay: Replay, key: Array, num: int, length: int) -> Sequences:
+    """Returns `num` uniform windows of `length` steps, their envs drawn as in `sample`."""
+    capacity = replay.storage.reward.shape[1]
+    env, first = _draw(replay, key, num, length)
+    time = (first[:, None] + jnp.arange(length)) % capacity
+
+    def gather(field: Array) -> Array:
+        return field.at[env[:, None], time].get(mode="promise_in_bounds")
+
+    steps = replay.storage
+    terminated = gather(steps.terminated)
+    ended = terminated + gather(steps.truncated)
+    is_first = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)), constant_values=1.0)
+    return Sequences(
+        gather(steps.obs), gather(steps.action), gather(steps.reward), gather(steps.feature), terminated, is_first
+    )
+
+
+def _draw(replay: Replay, key: Array, num: int, length: int) -> tuple[Array, Array]:
+    """Returns envs and first places of `num` uniform windows of `length` stored steps.
+
+    Rows are stratified over envs (row i comes from the i-th of `num` equal slices of the envs), which
+    keeps the draw uniform, lowers its variance, and makes it the same on any number of devices.
+    """
+    num_envs, capacity = replay.storage.reward.shape
+    key_env, key_time = jax.random.split(key)
+    row = jnp.arange(num)
+    env = ((row + jax.random.uniform(key_env, (num,))) * (num_envs / num)).astype(jnp.int32)
+    env = jnp.clip(env, row * num_envs // num, -(-(row + 1) * num_envs // num) - 1)  # against rounding
+    oldest = replay.position - replay.size
+    age = jax.random.randint(key_time, (num,), 0, jnp.maximum(replay.size - length + 1, 1))
+    return env, (oldest + age) % capacity

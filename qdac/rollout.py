@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from qdac.types import Array, Commands, EnvState, Params, Policy, Task, Transition
 
-Explore = Callable[[Params, Array, Array, Array], Array]
-"""(params, obs [num, obs_size], command [num, size], noise [num, action_size]) -> actions [num, action_size].
+Explore = Callable[[Params, Any, Array, Array, Array], tuple[Any, Array]]
+"""(params, memory, obs [num, obs_size], command [num, size], noise [num, action_size]) -> memory, actions.
 
 The noise is standard normal, drawn for all steps at once: small kernels inside the scan cost more than they compute."""
+
+
+class Explorer(Protocol):
+    """What is known of an agent while it collects, besides its `Explore`."""
+
+    commands: Commands
+
+    def initial_carry(self, num: int) -> Any:
+        """Returns the memory of `num` episodes at their start, with the episodes as leading axis."""
 
 
 class Episodes(NamedTuple):
@@ -26,6 +35,8 @@ class Episodes(NamedTuple):
     env: EnvState
     skill: Array
     """What the policy is told."""
+    memory: Any
+    """What the policy remembers."""
     num_steps: Array
     total_reward: Array
     feature_sum: Array
@@ -43,33 +54,36 @@ class EpisodeStats(NamedTuple):
     is_finite: Array
 
 
-def start_episodes(task: Task, commands: Commands, key: Array, num_envs: int) -> Episodes:
+def start_episodes(task: Task, explorer: Explorer, key: Array, num_envs: int) -> Episodes:
     """Returns `num_envs` fresh episodes with fresh commands."""
 
-    def start(key: Array, index: Array) -> Episodes:
+    def start(key: Array, index: Array, memory: Any) -> Episodes:
         key_env, key_skill, key = jax.random.split(key, 3)
         return Episodes(
             index=index,
             episode=jnp.zeros((), jnp.int32),
             env=task.reset(key_env),
-            skill=commands.draw(key_skill, index, 1)[0],
+            skill=explorer.commands.draw(key_skill, index, 1)[0],
+            memory=memory,
             num_steps=jnp.zeros((), jnp.int32),
             total_reward=jnp.zeros(()),
             feature_sum=jnp.zeros(task.skill_size),
             key=key,
         )
 
-    return jax.vmap(start)(jax.random.split(key, num_envs), jnp.arange(num_envs))
+    memory = explorer.initial_carry(num_envs)
+    return jax.vmap(start)(jax.random.split(key, num_envs), jnp.arange(num_envs), memory)
 
 
 def collect(
-    task: Task, commands: Commands, explore: Explore, params: Params, episodes: Episodes, num_steps: int
+    task: Task, explorer: Explorer, explore: Explore, params: Params, episodes: Episodes, num_steps: int
 ) -> tuple[Episodes, Transition, EpisodeStats]:
     """Returns the episodes after `num_steps` more steps, the transitions [num_envs, num_steps, ...], and stats.
 
     An episode that ends goes on as a new one, from a fresh reset with a fresh command. Every env has
     one fresh start prepared for each call: resets cost little however often episodes end.
     """
+    commands, fresh_memory = explorer.commands, explorer.initial_carry(episodes.index.shape[0])
     keys = jax.vmap(lambda key: jax.random.split(key, 4))(episodes.key)
     episodes = episodes._replace(key=keys[:, 0])
     fresh_env = jax.vmap(task.reset)(keys[:, 1])
@@ -81,7 +95,7 @@ def collect(
         noise, fresh_skill = drawn
         obs, skill = episodes.env.obs, episodes.skill
         feature = jax.vmap(task.feature)(episodes.env)
-        action = explore(params, obs, skill, noise)
+        memory, action = explore(params, episodes.memory, obs, skill, noise)
         env = jax.vmap(task.step)(episodes.env, action)
         num_steps = episodes.num_steps + 1
         terminated = env.done.astype(jnp.float32)
@@ -109,13 +123,14 @@ def collect(
             episode=episodes.episode + 1,
             env=fresh_env,
             skill=fresh_skill,
+            memory=fresh_memory,
             num_steps=jnp.zeros_like(num_steps),
             total_reward=jnp.zeros_like(total_reward),
             feature_sum=jnp.zeros_like(feature_sum),
             key=episodes.key,
         )
         current = episodes._replace(
-            env=env, num_steps=num_steps, total_reward=total_reward, feature_sum=feature_sum
+            env=env, memory=memory, num_steps=num_steps, total_reward=total_reward, feature_sum=feature_sum
         )
         return _choose(ended > 0, fresh, current), (transition, stats)
 

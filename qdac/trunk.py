@@ -6,9 +6,10 @@ batch sharded; on CPU it runs on one host device, whose matrix products use ever
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,74 @@ from qdac.errors import UserError
 from qdac.types import Array, Task, Transition
 
 
+@dataclasses.dataclass(frozen=True)
+class TrunkConfig:
+    """What every off-policy algorithm has: how much it collects, keeps and learns from, and how far it looks ahead."""
+
+    num_envs: int = 256
+    """Envs stepped in parallel."""
+    steps_per_iteration: int = 1
+    """Steps of each env between two rounds of updates."""
+    updates_per_iteration: int = 256
+    """Gradient updates in a round."""
+    batch_size: int = 256
+    """Transitions, or sequences of them, in a mini-batch."""
+    replay_size: int = 1_000_000
+    """Transitions kept."""
+    warmup_steps: int = 0
+    """Env steps collected before the first update."""
+    uniform_warmup: bool = False
+    """Collect the warm-up with uniform random actions rather than the initial policy."""
+    discount: float = 0.99
+    """gamma."""
+    initial_discount: float = 0.0
+    """Where gamma starts; 0 to keep it throughout. A short horizon shows sooner what an action does."""
+    discount_updates: int = 0
+    """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "steps_per_iteration", "batch_size", "replay_size"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        for name in ("updates_per_iteration", "warmup_steps"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        for name in ("discount", "initial_discount"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
+        check_schedule(self, "initial_discount", "discount_updates")
+        if self.warmup_steps < self.num_envs * (self.window - self.steps_per_iteration):
+            raise UserError(
+                f"warmup_steps should fill a window of {self.window} steps of {self.num_envs} envs, "
+                f"got {self.warmup_steps}"
+            )
+
+    @property
+    def window(self) -> int:
+        """Returns the consecutive steps that a row of a mini-batch is made of."""
+        return 1
+
+    def for_task(self, task: Task) -> Self:
+        """Returns the configuration with everything that depends on the task written out."""
+        return self
+
+    def discount_at(self, num_updates: Array) -> Array | float:
+        """Returns gamma, or where it is on its way there: one value for all updates of an iteration."""
+        if not self.initial_discount:
+            return self.discount
+        num_updates = num_updates // self.updates_per_iteration * self.updates_per_iteration
+        remaining = jnp.clip(1.0 - num_updates / self.discount_updates, 0.0, 1.0)
+        widening = (1.0 - self.initial_discount) / (1.0 - self.discount)
+        return 1.0 - (1.0 - self.discount) * widening**remaining
+
+
+def check_schedule(config: TrunkConfig, start: str, updates: str) -> None:
+    """Raises a UserError unless both fields of a schedule are given, or neither."""
+    values = getattr(config, start), getattr(config, updates)
+    if not min(values) >= 0 or (values[0] > 0) != (values[1] > 0):
+        raise UserError(f"{start} and {updates} go together, both positive or both 0, got {values[0]} and {values[1]}")
+
+
 class TrunkState(NamedTuple):
     """Everything a run is made of: saved and restored as a whole."""
 
@@ -34,7 +103,11 @@ class TrunkState(NamedTuple):
 
 
 class Trunk:
-    """Runs an off-policy agent (`init`, `explore`, `update`) on a task."""
+    """Runs an off-policy agent on a task.
+
+    An agent has `config` (a `TrunkConfig`) and `commands`; `init`, `observe`, `draw` and `update` to learn; and
+    `policy_params`, `initial_carry` and `explore` to act.
+    """
 
     def __init__(self, agent: Any, task: Task, devices: list | None = None, learner_devices: list | None = None):
         self.agent, self.task, self.config = agent, task, agent.config
@@ -48,7 +121,7 @@ class Trunk:
                 f"got {config.batch_size} and {config.num_envs}"
             )
         self.steps_per_iteration = config.num_envs * config.steps_per_iteration
-        columns = max(config.replay_size // config.num_envs, config.n_step + config.steps_per_iteration)
+        columns = max(config.replay_size // config.num_envs, config.window + config.steps_per_iteration)
         self.capacity = -(-columns // config.steps_per_iteration) * config.steps_per_iteration
 
         actors, learners = Mesh(np.array(devices), ("envs",)), Mesh(np.array(learner_devices), ("batch",))
@@ -58,7 +131,7 @@ class Trunk:
         self.replay_by_env = NamedSharding(learners, P("batch"))
         self.batch_rows = NamedSharding(learners, P(None, "batch"))
         self.collect = self._jit_collect(actors, agent.explore)
-        self.collect_uniform = self._jit_collect(actors, self._uniform)
+        self.collect_uniform = self._jit_collect(actors, explore_uniformly)
         self.replay_sharding = replay_lib.Replay(
             self.replay_by_env, self.replay_by_env, self.learner_everywhere, self.learner_everywhere
         )
@@ -71,7 +144,7 @@ class Trunk:
             out_shardings=(self.learner_everywhere, self.replay_sharding, self.learner_everywhere),
         )
         self._start = jax.jit(
-            functools.partial(rollout.start_episodes, task, agent.commands, num_envs=config.num_envs),
+            functools.partial(rollout.start_episodes, task, agent, num_envs=config.num_envs),
             out_shardings=self.by_env,
         )
         self._init_replay = jax.jit(self._empty_replay, out_shardings=self.replay_sharding)
@@ -79,7 +152,7 @@ class Trunk:
     def _jit_collect(self, mesh: Mesh, explore: rollout.Explore):
         def collect(params, episodes):
             episodes, transitions, stats = rollout.collect(
-                self.task, self.agent.commands, explore, params, episodes, self.config.steps_per_iteration
+                self.task, self.agent, explore, params, episodes, self.config.steps_per_iteration
             )
             return episodes, transitions, jax.tree.map(lambda x: x[None], stats)
 
@@ -87,11 +160,6 @@ class Trunk:
             jax.shard_map(collect, mesh=mesh, in_specs=(P(), P("envs")), out_specs=P("envs"), check_vma=False),
             donate_argnums=1,
         )
-
-    def _uniform(self, params: Any, obs: Array, skill: Array, noise: Array) -> Array:
-        """Returns uniform actions: erf(x / sqrt 2) of a standard normal x is uniform in [-1, 1]."""
-        del params, obs, skill
-        return jax.lax.erf(noise / math.sqrt(2.0))
 
     def _empty_replay(self) -> replay_lib.Replay:
         task = self.task
@@ -111,13 +179,8 @@ class Trunk:
         config = self.config
         agent_state, replay = self._observe_and_insert(agent_state, replay, steps)
         key_sample, key_update = jax.random.split(key)
-
-        discount = self.agent.discount(agent_state.num_updates)
-
-        def draw(key: Array):
-            return replay_lib.sample(replay, key, config.batch_size, discount, config.n_step)
-
-        batches = jax.vmap(draw)(jax.random.split(key_sample, config.updates_per_iteration))
+        keys = jax.random.split(key_sample, config.updates_per_iteration)
+        batches = jax.vmap(functools.partial(self.agent.draw, agent_state, replay))(keys)
         batches = jax.lax.with_sharding_constraint(batches, self.batch_rows)
         keys = jax.random.split(key_update, config.updates_per_iteration)
         agent_state, metrics = jax.lax.scan(
@@ -162,3 +225,8 @@ class Trunk:
             agent_state, replay, metrics = self._learn(state.agent, state.replay, steps, key_learn)
         env_steps = state.env_steps + self.steps_per_iteration
         return TrunkState(agent_state, replay, episodes, key, env_steps), metrics, stats
+
+
+def explore_uniformly(params: Any, memory: Any, obs: Array, command: Array, noise: Array) -> tuple[Any, Array]:
+    """Returns uniform actions: erf(x / sqrt 2) of a standard normal x is uniform in [-1, 1]."""
+    return memory, jax.lax.erf(noise / math.sqrt(2.0))

@@ -23,7 +23,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"trunk"},
     {"rollout"},
     {"archive"},
-    {"replay", "nets", "runs", "progress", "metrics", "statistics", "tasks"},
+    {"replay", "nets", "twohot", "runs", "progress", "metrics", "statistics", "tasks"},
     {"cells"},
     {"__init__"},  # runs before all others, so everyone may import `qdac` itself
     {"types", "device"},

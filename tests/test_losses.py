@@ -15,7 +15,7 @@ import pytest
 from probes import BATCH, always, assert_trees_close, clock_task, close, column, dial_task, small_config, taught
 
 from qdac import nets
-from qdac.agents import qdac, soft
+from qdac.agents import qdac, skills, soft
 from qdac.errors import UserError
 from qdac.replay import Batch
 from qdac.types import Box, Circle, Params
@@ -33,11 +33,11 @@ GAMMA = 0.9
 )
 def test_pseudo_huber(difference, scale, distance):
     """c (sqrt(1 + x²) - 1) where x, the norm over c, is 3/4 (root 5/4), 4/3 (root 5/3) and 0."""
-    close(qdac.pseudo_huber(jnp.array(difference, float), scale), distance)
+    close(skills.pseudo_huber(jnp.array(difference, float), scale), distance)
 
 
 def test_pseudo_huber_is_the_norm_far_away_and_smooth_at_zero():
-    distance = functools.partial(qdac.pseudo_huber, scale=1e-3)
+    distance = functools.partial(skills.pseudo_huber, scale=1e-3)
     close(distance(jnp.array([3.0, 4.0])), 5.0 - 1e-3)
     close(jax.grad(distance)(jnp.array([3.0, 4.0])), [0.6, 0.8])
     np.testing.assert_array_equal(jax.grad(distance)(jnp.zeros(2)), [0, 0])
@@ -47,15 +47,15 @@ def test_pseudo_huber_is_the_norm_far_away_and_smooth_at_zero():
 def test_multiplier_loss():
     """A logit of log 3 says 3/4: -log(3/4) where violated, -log(1/4) where satisfied."""
     logit, threshold = jnp.log(3.0), jnp.array(0.25)
-    close(qdac.multiplier_loss(logit, jnp.array(0.5), threshold), math.log(4 / 3))
-    close(qdac.multiplier_loss(logit, jnp.array(0.1), threshold), math.log(4))
-    both = qdac.multiplier_loss(jnp.array([0.0, math.log(3)]), jnp.array([0.5, 0.1]), threshold)
+    close(skills.multiplier_loss(logit, jnp.array(0.5), threshold), math.log(4 / 3))
+    close(skills.multiplier_loss(logit, jnp.array(0.1), threshold), math.log(4))
+    both = skills.multiplier_loss(jnp.array([0.0, math.log(3)]), jnp.array([0.5, 0.1]), threshold)
     close(both, (math.log(2) + math.log(4)) / 2)
 
 
 def test_a_distance_equal_to_the_threshold_is_satisfied():
     threshold = jnp.array(0.25)
-    close(qdac.multiplier_loss(jnp.log(3.0), threshold, threshold), math.log(4))
+    close(skills.multiplier_loss(jnp.log(3.0), threshold, threshold), math.log(4))
 
 
 def test_critic_target_takes_the_smaller_head():
@@ -448,7 +448,7 @@ def test_observations_reach_actor_and_critics_normalised():
     for of_units, batch in zip(moments, batches, strict=True):
         state = start._replace(moments=of_units)
         _, metrics = update(state, (batch, batch), key)
-        action = agent.explore(agent.policy_params(state), batch.obs, batch.skill, noise)
+        _, action = agent.explore(agent.policy_params(state), (), batch.obs, batch.skill, noise)
         results.append((metrics, action))
     assert_trees_close(*results, rtol=1e-4, atol=1e-6)
 

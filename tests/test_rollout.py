@@ -21,12 +21,21 @@ STEPS = 4
 """In each call of `collect`."""
 
 
-def explore(params, obs: Array, skill: Array, noise: Array) -> Array:
+class Counter(NamedTuple):
+    """An explorer that remembers how often it was asked in an episode, beginning with 5."""
+
+    commands: Commands
+
+    def initial_carry(self, num: int) -> Array:
+        return jnp.full(num, 5.0)
+
+
+def explore(params, memory: Array, obs: Array, skill: Array, noise: Array) -> tuple[Array, Array]:
     """Returns random actions; none of them stops the clock."""
-    return -jnp.abs(jnp.tanh(noise))
+    return memory + 1.0, -jnp.abs(jnp.tanh(noise))
 
 
-collect = jax.jit(rollout.collect, static_argnames=("task", "commands", "explore", "num_steps"))
+collect = jax.jit(rollout.collect, static_argnames=("task", "explorer", "explore", "num_steps"))
 
 
 class Collected(NamedTuple):
@@ -41,11 +50,11 @@ class Collected(NamedTuple):
 @functools.cache
 def collected(lifetime: float = np.inf, episode_length: int = 1000, env: Clock | None = None) -> Collected:
     task = clock_task(lifetime, env=env, episode_length=episode_length)
-    commands = skill_commands(task)
-    episodes = rollout.start_episodes(task, commands, jax.random.PRNGKey(0), NUM_ENVS)
+    explorer = Counter(skill_commands(task))
+    episodes = rollout.start_episodes(task, explorer, jax.random.PRNGKey(0), NUM_ENVS)
     calls = []
     for _ in range(3):
-        episodes, *rest = collect(task, commands, explore, (), episodes, STEPS)
+        episodes, *rest = collect(task, explorer, explore, (), episodes, STEPS)
         calls.append(jax.device_get((episodes, *rest)))
     states, transitions, stats = zip(*calls, strict=True)
     steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *transitions)
@@ -101,13 +110,18 @@ def test_episodes_are_numbered_for_each_env():
 def test_commands_are_drawn_for_the_env_they_are_for():
     """What a policy is told need be no skill: here it is the env's number twice, and nothing is a distance to it."""
     task = clock_task(lifetime=3)
-    commands = Commands(2, lambda key, env, num: jnp.full((num, 2), env, jnp.float32))
-    episodes = rollout.start_episodes(task, commands, jax.random.PRNGKey(0), NUM_ENVS)
+    explorer = Counter(Commands(2, lambda key, env, num: jnp.full((num, 2), env, jnp.float32)))
+    episodes = rollout.start_episodes(task, explorer, jax.random.PRNGKey(0), NUM_ENVS)
     half = jax.tree.map(lambda x: x[2:], episodes)
-    half, steps, stats = collect(task, commands, explore, (), half, STEPS)
+    half, steps, stats = collect(task, explorer, explore, (), half, STEPS)
     np.testing.assert_array_equal(steps.skill, np.tile([[[2.0]], [[3.0]]], (1, STEPS, 2)))
     np.testing.assert_array_equal(half.skill, [[2, 2], [3, 3]])
     assert (stats.count, stats.total_reward) == (2, 12) and np.isnan(stats.distance)
+
+
+def test_memory_begins_anew_with_every_episode():
+    for state in collected(lifetime=3).episodes:
+        np.testing.assert_array_equal(state.memory, 5 + state.num_steps)
 
 
 def test_every_reset_is_fresh():
@@ -124,10 +138,10 @@ def test_every_action_has_its_own_randomness():
 def test_envs_do_not_depend_on_their_neighbours():
     """Each env carries its own key: half of the envs alone live the same lives, so they can be sharded."""
     task = clock_task(lifetime=3)
-    commands = skill_commands(task)
-    episodes = rollout.start_episodes(task, commands, jax.random.PRNGKey(0), NUM_ENVS)
+    explorer = Counter(skill_commands(task))
+    episodes = rollout.start_episodes(task, explorer, jax.random.PRNGKey(0), NUM_ENVS)
     half = jax.tree.map(lambda x: x[2:], episodes)
-    _, alone, _ = collect(task, commands, explore, (), half, STEPS)
+    _, alone, _ = collect(task, explorer, explore, (), half, STEPS)
     together = collected(lifetime=3).steps
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2:, :STEPS], b), together, alone)
 

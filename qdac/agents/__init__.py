@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qdac.agents import domino, qdac, sac, smerl
+from qdac.agents import domino, qdac, qdac_mb, sac, smerl
 from qdac.errors import UserError, unknown_name
 from qdac.trunk import Trunk
 from qdac.types import Task
@@ -73,6 +73,19 @@ ALGORITHMS = {
     "uvfa": _off_policy(
         "QDAC's ablation UVFA: the sum of distances to the skill, with a multiplier of 0.66",
         qdac.QDAC, qdac, skill_critic="distance", multiplier=0.66,
+    ),
+    "qdac_mb": _off_policy(
+        "QDAC-MB (model-based): QDAC's objective by gradients through imagined rollouts of a world model",
+        qdac_mb.QDACMB, qdac_mb,
+    ),
+    "no_sf_mb": _off_policy(
+        "No-SF on the model-based trunk", qdac_mb.QDACMB, qdac_mb, skill_critic="distance"
+    ),
+    "fixed_lambda_mb": _off_policy(
+        "Fixed-lambda on the model-based trunk", qdac_mb.QDACMB, qdac_mb, multiplier=0.5
+    ),
+    "uvfa_mb": _off_policy(
+        "UVFA on the model-based trunk", qdac_mb.QDACMB, qdac_mb, skill_critic="distance", multiplier=0.66
     ),
     "sac": _off_policy("Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac),
     "smerl": _off_policy(

@@ -150,7 +150,9 @@ class DOMiNO(soft.SoftActorCritic):
         chosen = command[:, 0].astype(jnp.int32)
         return nets.tanh_gaussian(outputs[chosen, jnp.arange(len(obs))])
 
-    def explore(self, params: Params, obs: Array, command: Array, noise: Array) -> Array:
+    def explore(
+        self, params: Params, memory: tuple[()], obs: Array, command: Array, noise: Array
+    ) -> tuple[tuple[()], Array]:
         """Returns stochastic actions for collection: envs in a row have one policy, which alone is asked."""
         size = math.gcd(len(obs), self.envs_per_policy)
         chosen = command[::size, 0].astype(jnp.int32)
@@ -158,7 +160,7 @@ class DOMiNO(soft.SoftActorCritic):
         actors = jax.tree.map(lambda leaf: leaf[chosen], params["actor"])
         outputs = jax.vmap(nets.apply_mlp)(actors, obs)
         mean, std = nets.tanh_gaussian(outputs.reshape(len(noise), -1))
-        return jnp.tanh(mean + std * noise)
+        return memory, jnp.tanh(mean + std * noise)
 
     def by_policy(self, batch: Batch) -> Batch:
         """Returns the rows of each policy, [num_policies, rows, ...]: rows are drawn in the order of the envs."""

@@ -6,7 +6,7 @@ A soft actor-critic here is a class with its own networks and `losses`; all else
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,13 @@ import optax
 
 from qdac import nets
 from qdac.errors import UserError
-from qdac.replay import Batch
+from qdac.replay import Batch, Replay, sample
+from qdac.trunk import TrunkConfig
 from qdac.types import Array, Commands, Params, Task, skill_commands
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftConfig:
+class SoftConfig(TrunkConfig):
     """Hyper-parameters of every soft actor-critic."""
 
     hidden_sizes: tuple[int, ...] = (256, 256)
@@ -36,71 +37,33 @@ class SoftConfig:
     """Target entropy of the policy for each action dimension."""
     max_gradient_norm: float = 0.0
     """Clip the gradient of each network to this norm, those of a set of policies together; 0 for no clipping."""
-    discount: float = 0.99
-    """gamma."""
-    initial_discount: float = 0.0
-    """Where gamma starts; 0 to keep it throughout. A short horizon shows sooner what an action does."""
-    discount_updates: int = 0
-    """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
     target_rate: float = 0.005
     """tau: how far the target critics move towards the critics at each update."""
     actor_average_rate: float = 1.0
     """How far the policy that acts moves towards the actor that is trained at each update; 1 for the same."""
     n_step: int = 1
     """Steps summed in the targets of transitions that keep the command they were collected with."""
-    batch_size: int = 256
-    """Transitions in a mini-batch."""
     normalize_observations: bool = False
     """Shift and scale observations by their running mean and deviation over all steps collected."""
     average_heads: bool = False
     """Critics output (1 - discount) times the sums they stand for: numbers of order 1, not 100."""
 
-    num_envs: int = 256
-    """Envs stepped in parallel."""
-    steps_per_iteration: int = 1
-    """Steps of each env between two rounds of updates."""
-    updates_per_iteration: int = 256
-    """Gradient updates in a round."""
-    replay_size: int = 1_000_000
-    """Transitions kept."""
-    warmup_steps: int = 0
-    """Env steps collected before the first update."""
-    uniform_warmup: bool = False
-    """Collect the warm-up with uniform random actions rather than the initial policy."""
-
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "temperature_learning_rate", "initial_temperature", "batch_size", "n_step",
-                     "num_envs", "steps_per_iteration", "replay_size"):  # fmt: skip
+        for name in ("learning_rate", "temperature_learning_rate", "initial_temperature", "n_step"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
-        for name in ("updates_per_iteration", "warmup_steps", "max_gradient_norm"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
-        check_schedule(self, "initial_discount", "discount_updates")
-        if self.warmup_steps < self.num_envs * (self.n_step - self.steps_per_iteration):
-            raise UserError(
-                f"warmup_steps should fill a window of {self.n_step} steps of {self.num_envs} envs, "
-                f"got {self.warmup_steps}"
-            )
-        for name in ("discount", "initial_discount"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
+        if not self.max_gradient_norm >= 0:
+            raise UserError(f"max_gradient_norm should not be negative, got {self.max_gradient_norm}")
         for name in ("target_rate", "actor_average_rate"):
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"{name} should be in (0, 1], got {getattr(self, name)}")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
+        super().__post_init__()
 
-    def for_task(self, task: Task) -> Self:
-        """Returns the configuration with everything that depends on the task written out."""
-        return self
-
-
-def check_schedule(config: SoftConfig, start: str, updates: str) -> None:
-    """Raises a UserError unless both fields of a schedule are given, or neither."""
-    values = getattr(config, start), getattr(config, updates)
-    if not min(values) >= 0 or (values[0] > 0) != (values[1] > 0):
-        raise UserError(f"{start} and {updates} go together, both positive or both 0, got {values[0]} and {values[1]}")
+    @property
+    def window(self) -> int:
+        return self.n_step
 
 
 LAPTOP = {
@@ -170,8 +133,17 @@ def temperature_loss(log_temperature: Array, log_prob: Array, target_entropy: fl
     return (jnp.exp(log_temperature) * (-log_prob - target_entropy)).mean()
 
 
+def adam_for_each(learning_rates: dict[str, float], max_gradient_norm: float) -> optax.GradientTransformation:
+    """Returns an Adam for each network, its gradient clipped to a norm unless that is 0."""
+    clip = (optax.clip_by_global_norm(max_gradient_norm),) if max_gradient_norm else ()
+    return optax.partition(
+        {name: optax.chain(*clip, optax.adam(rate)) for name, rate in learning_rates.items()},
+        {name: name for name in learning_rates},
+    )
+
+
 class SoftActorCritic:
-    """An agent (`init`, `explore`, `update`) that is also its `Policy`; algorithms add networks and `losses`."""
+    """An agent of the trunk that is also its `Policy`; algorithms add networks and `losses`."""
 
     critic_names: tuple[str, ...] = ("critic",)
     """The networks that have a slow copy."""
@@ -228,10 +200,12 @@ class SoftActorCritic:
         mean, _ = self.action_distribution(params, obs, command)
         return jnp.tanh(mean)
 
-    def explore(self, params: Params, obs: Array, command: Array, noise: Array) -> Array:
+    def explore(
+        self, params: Params, memory: tuple[()], obs: Array, command: Array, noise: Array
+    ) -> tuple[tuple[()], Array]:
         """Returns stochastic actions for collection, from standard normal noise [num, action_size]."""
         mean, std = self.action_distribution(params, obs, command)
-        return jnp.tanh(mean + std * noise)
+        return memory, jnp.tanh(mean + std * noise)
 
     def action_distribution(self, params: Params, obs: Array, command: Array) -> tuple[Array, Array]:
         """Returns mean and standard deviation of the actions before the tanh."""
@@ -257,12 +231,7 @@ class SoftActorCritic:
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
         """Returns an Adam for each network."""
-        config = self.config
-        clip = (optax.clip_by_global_norm(config.max_gradient_norm),) if config.max_gradient_norm else ()
-        return optax.partition(
-            {name: optax.chain(*clip, optax.adam(self.learning_rate(name))) for name in params},
-            {name: name for name in params},
-        )
+        return adam_for_each({name: self.learning_rate(name) for name in params}, self.config.max_gradient_norm)
 
     def learning_rate(self, name: str) -> float:
         """Returns the step size of a network or number."""
@@ -278,14 +247,13 @@ class SoftActorCritic:
         return moments.normalize(obs) if self.config.normalize_observations else obs
 
     def discount(self, num_updates: Array) -> Array | float:
-        """Returns gamma, or where it is on its way there: one value for all updates of an iteration."""
+        """Returns gamma, or where it is on its way there."""
+        return self.config.discount_at(num_updates)
+
+    def draw(self, state: State, replay: Replay, key: Array) -> tuple[Batch, Batch]:
+        """Returns transitions to learn from, with n-step and with one-step targets."""
         config = self.config
-        if not config.initial_discount:
-            return config.discount
-        num_updates = num_updates // config.updates_per_iteration * config.updates_per_iteration
-        remaining = jnp.clip(1.0 - num_updates / config.discount_updates, 0.0, 1.0)
-        widening = (1.0 - config.initial_discount) / (1.0 - config.discount)
-        return 1.0 - (1.0 - config.discount) * widening**remaining
+        return sample(replay, key, config.batch_size, self.discount(state.num_updates), config.n_step)
 
     def output_scale(self, discount: Array | float) -> Array | float:
         """Returns what the critics output for a sum of 1."""

@@ -1,0 +1,344 @@
+"""Quality-Diversity Actor-Critic, model-based, on DreamerV3: skills are learned in imagination.
+
+From every state s that the world model (world_model.py) has followed, one uniform skill z is imagined for H steps
+with actions of the policy, and the actor maximises, by gradients through the model, the sum over those steps of
+
+    (1 - lambda(z)) V_l(s_t,z)  -  lambda(z) || (1 - gamma) psi_l(s_t,z) - z ||  +  eta H[pi(.|s_t,z)]
+
+where V_l and psi_l are the lambda-returns of value and successor features, which both critics are trained towards.
+The critics are distributional, and of averages: (1 - gamma) V and (1 - gamma) psi. What is not about imagination is
+in skills.py, the ablations too; every choice that the paper leaves open has its reason in docs/deviations.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qdac import nets
+from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
+from qdac.agents.soft import adam_for_each
+from qdac.agents.world_model import Latent, ModelConfig, WorldModel
+from qdac.errors import UserError
+from qdac.replay import Replay, Sequences, sample_sequences
+from qdac.types import Array, Params, Task, skill_commands
+
+STD_BOUNDS = (0.1, 1.0)
+"""Of the policy's actions: it never stops exploring, nor is all noise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(SkillConfig, ModelConfig):
+    """Hyper-parameters of QDAC-MB; the defaults are the paper's and, where it is silent, those of its code."""
+
+    num_envs: int = 16
+    steps_per_iteration: int = 2
+    updates_per_iteration: int = 1
+    batch_size: int = 16
+    warmup_steps: int = 2_048
+    uniform_warmup: bool = True
+    discount: float = 0.997
+    sequence_length: int = 64
+    """Steps of each sequence that the world model learns from."""
+    horizon: int = 15
+    """H: steps imagined from every state of those sequences."""
+    return_mix: float = 0.95
+    """lambda of the lambda-returns: how much the imagined future counts against what the critic expects."""
+    entropy_scale: float = 3e-4
+    """eta: what the entropy of the policy is worth."""
+    model_learning_rate: float = 1e-4
+    """Adam's step size for the world model."""
+    learning_rate: float = 3e-5
+    """Adam's step size for actor, critics and multiplier."""
+    max_gradient_norm: float = 100.0
+    """Clip the gradient of each network to this norm; 0 for no clipping."""
+    target_rate: float = 0.02
+    """How far the slow critics, which the critics are kept close to, move towards them at each update."""
+    slow_scale: float = 1.0
+    """Weight of the loss that keeps them close."""
+    shared_critics: bool = False
+    """Value and skill critic share their hidden layers: one network with all outputs."""
+    multiplier_sizes: tuple[int, ...] = (8,)
+    """Widths of the hidden layers of the multiplier, which sees the skill only."""
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "sequence_length", "model_learning_rate", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        for name in ("entropy_scale", "max_gradient_norm", "slow_scale"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        if not 0 <= self.return_mix <= 1:
+            raise UserError(f"return_mix should be in [0, 1], got {self.return_mix}")
+        if not 0 < self.target_rate <= 1:
+            raise UserError(f"target_rate should be in (0, 1], got {self.target_rate}")
+        ModelConfig.__post_init__(self)
+        SkillConfig.__post_init__(self)
+
+    @property
+    def window(self) -> int:
+        return self.sequence_length
+
+
+class State(NamedTuple):
+    params: dict[str, Params]
+    """model, actor, the critics, and the multiplier if it is learned."""
+    target: dict[str, Params]
+    """The slow critics."""
+    optimizer: Any
+    num_updates: Array
+
+
+class Imagined(NamedTuple):
+    """Steps of many rollouts, [horizon, num, ...]; of the vectors one more."""
+
+    vector: Array
+    action: Array
+    std: Array
+
+
+def lambda_returns(
+    now: Array, next_average: Array, goes_on: Array, after_end: Array, discount: Array | float, mix: float
+) -> Array:
+    """Returns averages of what is to come, [horizon, num, size], by the paper's recursion from the last step back.
+
+    `now` is what a step counts, `next_average` what the critic expects of the state after it, `goes_on` the
+    probability that there is one, and `after_end` what counts for ever if not.
+    """
+
+    def one_step(later: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        now, next_average, goes_on = step
+        future = (1.0 - mix) * next_average + mix * later
+        average = (1.0 - discount) * now + discount * (goes_on * future + (1.0 - goes_on) * after_end)
+        return average, average
+
+    steps = (now, next_average, goes_on[..., None])
+    return jax.lax.scan(one_step, next_average[-1], steps, reverse=True)[1]
+
+
+class QDACMB(SkillObjective):
+    """The algorithm for one task: an agent of the trunk that is also its `Policy`."""
+
+    def __init__(self, config: Config, task: Task):
+        self.config, self.task = config, task
+        self.commands = skill_commands(task)
+        self.model = WorldModel(config, task.obs_size, task.action_size, task.skill_size)
+        self.bins = self.model.bins
+        self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
+        """`successor` is the skill critic, whichever of the two it is."""
+
+    # Acting. The memory of an episode is the latent state and the last action.
+
+    def policy_params(self, state: State) -> Params:
+        """Returns what acting needs: the part of the model that follows an episode, and the actor."""
+        model = state.params["model"]
+        return {"model": {name: model[name] for name in WorldModel.ACTING}, "actor": state.params["actor"]}
+
+    def initial_carry(self, num: int) -> tuple[Latent, Array]:
+        return self.model.initial(num), jnp.zeros((num, self.task.action_size))
+
+    def step(
+        self, params: Params, carry: tuple[Latent, Array], obs: Array, skill: Array
+    ) -> tuple[tuple[Latent, Array], Array]:
+        """Returns the deterministic actions for [num, obs_size] and [num, skill_size], and what to remember."""
+        latent, mean, _ = self.see(params, carry, obs, skill)
+        return (latent, mean), mean
+
+    def explore(
+        self, params: Params, memory: tuple[Latent, Array], obs: Array, command: Array, noise: Array
+    ) -> tuple[tuple[Latent, Array], Array]:
+        """Returns stochastic actions for collection, from standard normal noise [num, action_size]."""
+        latent, mean, std = self.see(params, memory, obs, command)
+        action = jnp.clip(mean + std * noise, -1.0, 1.0)
+        return (latent, action), action
+
+    def see(
+        self, params: Params, memory: tuple[Latent, Array], obs: Array, skill: Array
+    ) -> tuple[Latent, Array, Array]:
+        """Returns the latent states that observations lead to, and mean and deviation of the actions there."""
+        model = params["model"]
+        recalled = self.model.remember(model, *memory)
+        latent = self.model.latent(recalled, self.model.posterior(model, recalled, self.model.encode(model, obs)))
+        return latent, *self.action_distribution(params["actor"], latent.vector, self.normalize(skill))
+
+    def action_distribution(self, actor: Params, vector: Array, skill: Array) -> tuple[Array, Array]:
+        """Returns mean and standard deviation of the actions in latent states, for skills in units of the critics."""
+        outputs = nets.apply_mlp(actor, jnp.concatenate([vector, skill], axis=-1), jax.nn.silu)
+        mean, raw_std = jnp.split(outputs, 2, axis=-1)
+        low, high = STD_BOUNDS
+        return jnp.tanh(mean), low + (high - low) * jax.nn.sigmoid(raw_std + 2.0)
+
+    # Learning.
+
+    def init(self, key: Array) -> State:
+        """Returns fresh networks, their targets and optimisers."""
+        config, task = self.config, self.task
+        key_model, key_actor, key_multiplier, *keys_critics = jax.random.split(key, 5)
+        inputs = self.model.vector_size + task.skill_size
+        params = {
+            "model": self.model.init(key_model),
+            "actor": nets.init_mlp(key_actor, (inputs, *config.head_sizes, 2 * task.action_size), layer_norm=True),
+        }
+        outputs = (1 + self.skill_outputs,) if config.shared_critics else (1, self.skill_outputs)
+        for name, key_critic, num in zip(self.critic_names, keys_critics[: len(outputs)], outputs, strict=True):
+            sizes = (inputs, *config.head_sizes, num * config.num_bins)
+            params[name] = nets.init_mlp(key_critic, sizes, layer_norm=True, zero_output=True)
+        if config.multiplier is None:
+            params["multiplier"] = nets.init_mlp(key_multiplier, (task.skill_size, *config.multiplier_sizes, 1))
+        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names}
+        return State(params, target, self.optimizer(params).init(params), jnp.zeros((), jnp.int32))
+
+    def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
+        """Returns an Adam for each network."""
+        rates = dict.fromkeys(params, self.config.learning_rate) | {"model": self.config.model_learning_rate}
+        return adam_for_each(rates, self.config.max_gradient_norm)
+
+    def observe(self, state: State, obs: Array) -> State:
+        """Returns the state as it was: symlog stands in for statistics of the observations."""
+        return state
+
+    def draw(self, state: State, replay: Replay, key: Array) -> Sequences:
+        """Returns sequences of steps to learn from."""
+        return sample_sequences(replay, key, self.config.batch_size, self.config.sequence_length)
+
+    def critics(self, params: dict[str, Params], vector: Array, skill: Array) -> Array:
+        """Returns logits [..., 1 + size, num_bins] of (1 - gamma) V and of what the skill critic expects."""
+        inputs = jnp.concatenate([vector, skill], axis=-1)
+        outputs = [nets.apply_mlp(params[name], inputs, jax.nn.silu) for name in self.critic_names]
+        return jnp.concatenate(outputs, axis=-1).reshape(*vector.shape[:-1], -1, self.config.num_bins)
+
+    def imagine(self, model: Params, actor: Params, start: Latent, skill: Array, key: Array) -> Imagined:
+        """Returns rollouts of the policy in the model, from states [num, ...], for skills in units of the critics."""
+        horizon, num = self.config.horizon, skill.shape[0]
+        key_action, key_latent = jax.random.split(key)
+
+        def one_step(latent: Latent, noise: tuple[Array, Array]) -> tuple[Latent, tuple[Array, Array, Array]]:
+            vector = latent.vector
+            mean, std = self.action_distribution(actor, jax.lax.stop_gradient(vector), skill)
+            action = mean + std * noise[0]
+            action = action / jax.lax.stop_gradient(jnp.maximum(1.0, jnp.abs(action)))
+            memory = self.model.remember(model, latent, action)
+            following = self.model.latent(memory, self.model.prior(model, memory), noise[1])
+            return following, (vector, action, std)
+
+        noise = jax.random.normal(key_action, (horizon, num, self.task.action_size))
+        last, (vector, action, std) = jax.lax.scan(
+            one_step, start, (noise, self.model.gumbel(key_latent, horizon, num))
+        )
+        return Imagined(jnp.concatenate([vector, last.vector[None]]), action, std)
+
+    def losses(
+        self, params: dict[str, Params], target: dict[str, Params], num_updates: Array, steps: Sequences, key: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
+        config, fixed = self.config, jax.lax.stop_gradient
+        discount, threshold = config.discount_at(num_updates), self.threshold(num_updates)
+        key_model, key_skill, key_imagine = jax.random.split(key, 3)
+
+        loss_model, latent, parts = self.model.loss(params["model"], steps, key_model)
+        start = fixed(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), latent))
+
+        # Imagination, and what the model and the critics say of it.
+        judges = fixed({name: params[name] for name in ("model", *self.critic_names)})
+        asked = self.task.skill_space.sample(key_skill, start.memory.shape[0])
+        skill = self.normalize(asked)
+        vector, action, std = self.imagine(judges["model"], params["actor"], start, skill, key_imagine)
+        skills = jnp.broadcast_to(skill, (len(vector), *skill.shape))
+        reward, goes_on = self.model.outcome(judges["model"], vector[:-1], action)
+        reward, goes_on = self.bins.mean(reward), jax.nn.sigmoid(goes_on)
+        feature = self.bins.mean(self.model.feature(judges["model"], vector[:-1]))
+        expected = self.bins.mean(self.critics(judges, vector, skills))
+
+        # The lambda-returns of both critics, one beside the other.
+        now = jnp.concatenate([reward[..., None], self.summed(feature, skill)], axis=-1)
+        after_end = jnp.concatenate([jnp.zeros((len(skill), 1)), self.summed(self.death(asked), skill)], axis=-1)
+        averages = lambda_returns(now, expected[1:], goes_on, after_end, discount, config.return_mix)
+        lived = jnp.cumprod(discount * goes_on[:-1], axis=0)
+        weight = fixed(jnp.concatenate([jnp.ones((1, len(skill))), lived]))
+        """How likely each step is to be lived, and how much it counts."""
+
+        # Policy improvement.
+        value = averages[..., 0] / (1.0 - discount)
+        distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discount), skill, discount)
+        if config.multiplier is None:
+            logit = nets.apply_mlp(params["multiplier"], skill, jax.nn.silu)[..., 0]
+            multiplier = fixed(jax.nn.sigmoid(logit))
+            loss_multiplier = multiplier_loss(logit, fixed(skill_distance), threshold, weight)
+        else:
+            multiplier, loss_multiplier = jnp.full(len(skill), config.multiplier), jnp.zeros(())
+        entropy = (jnp.log(std) + 0.5 * math.log(2.0 * math.pi * math.e)).sum(axis=-1)
+        objective = (1.0 - multiplier) * value - multiplier * distance + config.entropy_scale * entropy
+        loss_actor = -(weight * objective).mean()
+
+        # Policy evaluation: towards the lambda-returns, and not too far from the slow critics.
+        logits = self.critics(params, fixed(vector[:-1]), skills[:-1])
+        slow = self.bins.mean(self.critics(target, fixed(vector[:-1]), skills[:-1]))
+        towards = self.bins.loss(logits, fixed(averages)) + config.slow_scale * self.bins.loss(logits, fixed(slow))
+        loss_critic, loss_successor = (
+            (weight[..., None] * part).sum(axis=-1).mean() for part in (towards[..., :1], towards[..., 1:])
+        )
+        metrics = {
+            **{f"model/{name}": part for name, part in parts.items()},
+            "loss/critic": loss_critic,
+            "loss/successor": loss_successor,
+            "loss/actor": loss_actor,
+            "loss/multiplier": loss_multiplier,
+            "train/entropy": entropy.mean(),
+            "train/value": value.mean(),
+            "train/expected_distance": skill_distance.mean(),
+            "train/satisfied": (skill_distance <= threshold).mean(),
+            "train/multiplier": multiplier.mean(),
+            "train/threshold": threshold,
+        }
+        return loss_model + loss_critic + loss_successor + loss_actor + loss_multiplier, metrics
+
+    def update(self, state: State, steps: Sequences, key: Array) -> tuple[State, dict[str, Array]]:
+        """Returns the state after one gradient step of every network, and metrics."""
+        steps = steps._replace(feature=self.normalize(steps.feature))
+        gradients, metrics = jax.grad(self.losses, has_aux=True)(
+            state.params, state.target, state.num_updates, steps, key
+        )
+        updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        target = optax.incremental_update(
+            {name: params[name] for name in state.target}, state.target, self.config.target_rate
+        )
+        return State(params, target, optimizer, state.num_updates + 1), metrics
+
+
+LAPTOP = Config(
+    num_envs=64,
+    steps_per_iteration=16,
+    updates_per_iteration=16,
+    warmup_steps=8_192,
+    memory_size=128,
+    latents=16,
+    classes=8,
+    model_width=128,
+    encoder_sizes=(128, 128),
+    head_sizes=(128, 128),
+    num_bins=41,
+    bin_limit=5.0,
+    batch_size=16,
+    sequence_length=16,
+    learning_rate=3e-4,
+    model_learning_rate=1e-3,
+    shared_critics=True,
+    death="opposite",
+    discount=0.99,
+    initial_discount=0.95,
+    discount_updates=30_000,
+)
+"""An hour on 2 cores; docs/recipe.md."""
+
+DEBUG = Config(
+    num_envs=16, steps_per_iteration=8, updates_per_iteration=2, replay_size=2_048, warmup_steps=256, memory_size=16,
+    latents=4, classes=4, model_width=16, encoder_sizes=(16,), head_sizes=(16,), num_bins=11, bin_limit=5.0,
+    batch_size=4, sequence_length=8, horizon=5, model_learning_rate=1e-3, learning_rate=3e-4,
+)  # fmt: skip
+"""Everything tiny."""

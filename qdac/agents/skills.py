@@ -1,0 +1,121 @@
+"""What both forms of QDAC, model-free and model-based, make of skills: the second critic and the multiplier.
+
+The paper's ablations are two fields. `skill_critic="distance"` replaces the distance of the expected feature,
+|| (1 - gamma) psi - z ||, by the expected sum of distances, sum gamma^t || phi_t - z ||, and `multiplier` fixes
+lambda: No-SF has the first, Fixed-lambda the second, UVFA both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qdac.errors import UserError
+from qdac.trunk import TrunkConfig, check_schedule
+from qdac.types import Array, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class SkillConfig(TrunkConfig):
+    """Hyper-parameters of the skill's side of the objective; the defaults are the paper's."""
+
+    skill_critic: Literal["successor", "distance"] = "successor"
+    """What the second critic expects: the features to come (the successor features psi), or the sum of
+    their distances to the skill."""
+    multiplier: float | None = None
+    """lambda, if it is to stay the same; none to learn it."""
+    normalize_features: bool = True
+    """Work in units where the skill space is [-1, 1] (the threshold stays in the task's units)."""
+    huber_scale: float = 1e-3
+    """Below this the distance in the actor's objective is smooth (pseudo-Huber); above, the L2 norm."""
+    death: Literal["centre", "opposite"] = "centre"
+    """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), or
+    the skill farthest from the one asked for."""
+    initial_threshold: float = 0.0
+    """Where the threshold starts, in multiples of the task's; 0 to keep the task's throughout."""
+    threshold_updates: int = 0
+    """Updates over which the threshold moves from its start to the task's, geometrically."""
+
+    def __post_init__(self) -> None:
+        if not self.huber_scale > 0:
+            raise UserError(f"huber_scale should be positive, got {self.huber_scale}")
+        if self.multiplier is not None and not 0 <= self.multiplier <= 1:
+            raise UserError(f"multiplier should be in [0, 1], or none to learn it, got {self.multiplier}")
+        check_schedule(self, "initial_threshold", "threshold_updates")
+        super().__post_init__()
+
+
+def pseudo_huber(difference: Array, scale: float) -> Array:
+    """Returns the L2 norm over the last axis, smooth below `scale`: the distance the actor minimises."""
+    return scale * (jnp.sqrt(1.0 + jnp.square(difference / scale).sum(axis=-1)) - 1.0)
+
+
+def multiplier_loss(logit: Array, skill_distance: Array, threshold: Array, weight: Array | float = 1.0) -> Array:
+    """Eq. 5: cross-entropy towards 1 where the skill is not executed, 0 where it is; each row counts by its weight."""
+    violated = (skill_distance > threshold).astype(logit.dtype)
+    return (weight * optax.sigmoid_binary_cross_entropy(logit, violated)).mean()
+
+
+class SkillObjective:
+    """What an agent with a `SkillConfig` knows of skills and features."""
+
+    config: SkillConfig
+    task: Task
+
+    def normalize(self, skill: Array) -> Array:
+        """Returns skills or features in units of the critics."""
+        return self.task.skill_space.normalize(skill) if self.config.normalize_features else skill
+
+    @functools.cached_property
+    def unit(self) -> Array:
+        """The task's units in one unit of the critics."""
+        with jax.ensure_compile_time_eval():
+            low, high = jnp.array(self.task.skill_space.low), jnp.array(self.task.skill_space.high)
+            return (high - low) / (self.normalize(high) - self.normalize(low))
+
+    @property
+    def skill_outputs(self) -> int:
+        """How many numbers the skill critic expects."""
+        return self.task.skill_size if self.config.skill_critic == "successor" else 1
+
+    def threshold(self, num_updates: Array) -> Array:
+        """Returns delta for the multiplier's labels: the task's, or on its way there."""
+        config = self.config
+        if not config.initial_threshold:
+            return jnp.asarray(self.task.threshold)
+        remaining = jnp.clip(1.0 - num_updates / config.threshold_updates, 0.0, 1.0)
+        return self.task.threshold * config.initial_threshold**remaining
+
+    def death(self, skill: Array) -> Array:
+        """Returns the feature that follows a termination for each skill (task's units), in units of the critics."""
+        if self.config.death == "centre":
+            return jnp.zeros_like(skill)
+        space = self.task.skill_space
+        farthest = space.opposite(space.normalize(skill))
+        if self.config.normalize_features:
+            return farthest
+        low, high = jnp.array(space.low), jnp.array(space.high)
+        origin = space.normalize(low)
+        return low + (farthest - origin) * (high - low) / (space.normalize(high) - origin)
+
+    def summed(self, features: Array, skill: Array) -> Array:
+        """Returns what the skill critic sums of features [..., skill_size]: themselves, or their distances."""
+        if self.config.skill_critic == "successor":
+            return features
+        return jnp.linalg.norm(features - skill, axis=-1, keepdims=True)
+
+    def distances(self, expected_sum: Array, skill: Array, discount: Array | float) -> tuple[Array, Array]:
+        """Returns the distance that the actor minimises, and the one that the threshold is for, in the task's units.
+
+        The sum of distances is compared by its average, and has one unit: the mean of those of the dimensions.
+        """
+        if self.config.skill_critic == "successor":
+            difference = (1.0 - discount) * expected_sum - skill
+            return pseudo_huber(difference, self.config.huber_scale), jnp.linalg.norm(difference * self.unit, axis=-1)
+        total = expected_sum[..., 0]
+        return total, (1.0 - discount) * total * self.unit.mean()

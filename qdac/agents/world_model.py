@@ -1,0 +1,235 @@
+"""A world model in the manner of DreamerV3: a recurrent state-space model with discrete latents, and its heads.
+
+A latent state is (h, x): h is what a GRU remembers, x a number of categorical variables as one-hot vectors.
+
+    h' = f(h, x, a)      x' ~ q(x' | h', o')  where o' is observed,  x' ~ p(x' | h')  where it is imagined
+
+Heads read from (h, x) the observation and the feature, and from (h, x, a) the reward and whether the episode goes on.
+DreamerV3 reads the last two from the state that follows; here the state after an end need not exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qdac import nets
+from qdac.errors import UserError
+from qdac.replay import Sequences
+from qdac.twohot import Bins, symlog
+from qdac.types import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and losses of the world model; the defaults are those of the paper's code."""
+
+    memory_size: int = 512
+    """Width of the GRU's state."""
+    latents: int = 32
+    """Categorical variables of a state."""
+    classes: int = 32
+    """Classes of each of them."""
+    model_width: int = 512
+    """Width of the layers between memory, latents and actions."""
+    encoder_sizes: tuple[int, ...] = (1024,) * 5
+    """Widths of the encoder's layers, and of the decoder's."""
+    head_sizes: tuple[int, ...] = (512, 512)
+    """Widths of the hidden layers of every head, of the critics and of the actor."""
+    num_bins: int = 255
+    """Bins of a distribution of rewards, features, values and successor features."""
+    bin_limit: float = 20.0
+    """Where the bins end, in units of symlog."""
+    unimix: float = 0.01
+    """Share of the uniform distribution in every categorical one."""
+    free_nats: float = 1.0
+    """Below this the two Kullback-Leibler losses do not count."""
+    dynamics_scale: float = 0.5
+    """Weight of the loss that teaches the imagined latents to be like the observed ones."""
+    representation_scale: float = 0.1
+    """Weight of the loss that keeps the observed latents close to what can be imagined."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory_size", "latents", "model_width", "bin_limit"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        for name in ("classes", "num_bins"):
+            if getattr(self, name) < 2:
+                raise UserError(f"{name} should be at least 2, got {getattr(self, name)}")
+        for name in ("encoder_sizes", "head_sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise UserError(f"{name} should be positive widths, got {getattr(self, name)}")
+        for name in ("free_nats", "dynamics_scale", "representation_scale"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        if not 0 <= self.unimix < 1:
+            raise UserError(f"unimix should be in [0, 1), got {self.unimix}")
+
+
+class Latent(NamedTuple):
+    """States of the model, [..., size]."""
+
+    memory: Array
+    sample: Array
+    """One-hot vectors of all variables, one after the other."""
+
+    @property
+    def vector(self) -> Array:
+        """Returns what networks read."""
+        return jnp.concatenate([self.memory, self.sample], axis=-1)
+
+
+def straight_through(logits: Array, noise: Array | float) -> Array:
+    """Returns one-hot samples of logits [..., classes], by Gumbel noise or the mode without; gradients as of the
+    probabilities."""
+    one_hot = jax.nn.one_hot(jnp.argmax(logits + noise, axis=-1), logits.shape[-1])
+    probabilities = jax.nn.softmax(logits)
+    return one_hot + probabilities - jax.lax.stop_gradient(probabilities)
+
+
+def kl_divergence(logits: Array, other_logits: Array) -> Array:
+    """Returns KL(p || q) of normalised logits [..., latents, classes], summed over the variables."""
+    return (jnp.exp(logits) * (logits - other_logits)).sum(axis=(-2, -1))
+
+
+class WorldModel:
+    """The model for sizes of observation, action and feature; parameters go in and out of every function."""
+
+    ACTING = ("encoder", "mix", "memory", "posterior")
+    """The networks that following an episode needs."""
+
+    def __init__(self, config: ModelConfig, obs_size: int, action_size: int, feature_size: int):
+        self.config, self.obs_size, self.action_size, self.feature_size = config, obs_size, action_size, feature_size
+        self.bins = Bins(config.num_bins, config.bin_limit)
+        self.sample_size = config.latents * config.classes
+        self.vector_size = config.memory_size + self.sample_size
+
+    def init(self, key: Array) -> dict[str, Params]:
+        """Returns fresh parameters."""
+        config = self.config
+        keys = iter(jax.random.split(key, 8))
+        memory, width = config.memory_size, config.model_width
+
+        def network(*sizes: int, zero_output: bool = False) -> Params:
+            return nets.init_mlp(next(keys), sizes, layer_norm=True, zero_output=zero_output)
+
+        gates = nets.init_mlp(next(keys), (width + memory, 3 * memory))[0]
+        return {
+            "encoder": network(self.obs_size, *config.encoder_sizes),
+            "mix": network(self.sample_size + self.action_size, width),
+            "memory": gates | {"scale": jnp.ones(3 * memory)},
+            "prior": network(memory, width, self.sample_size),
+            "posterior": network(memory + config.encoder_sizes[-1], width, self.sample_size),
+            "decoder": network(self.vector_size, *config.encoder_sizes, self.obs_size),
+            "feature": network(
+                self.vector_size, *config.head_sizes, self.feature_size * config.num_bins, zero_output=True
+            ),
+            "outcome": network(
+                self.vector_size + self.action_size, *config.head_sizes, config.num_bins + 1, zero_output=True
+            ),
+        }
+
+    # One step.
+
+    def initial(self, num: int) -> Latent:
+        """Returns the state before an episode: zeros."""
+        return Latent(jnp.zeros((num, self.config.memory_size)), jnp.zeros((num, self.sample_size)))
+
+    def encode(self, params: dict[str, Params], obs: Array) -> Array:
+        """Returns what the posterior reads of observations."""
+        return _hidden(params["encoder"], symlog(obs))
+
+    def remember(self, params: dict[str, Params], latent: Latent, action: Array) -> Array:
+        """Returns the memory h' after actions in latent states."""
+        inputs = _hidden(params["mix"], jnp.concatenate([latent.sample, action], axis=-1))
+        gates = params["memory"]
+        fused = jnp.concatenate([inputs, latent.memory], axis=-1) @ gates["kernel"]
+        reset, candidate, update = jnp.split(nets.layer_norm(fused) * gates["scale"] + gates["bias"], 3, axis=-1)
+        candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
+        update = jax.nn.sigmoid(update - 1.0)  # Begins by keeping.
+        return update * candidate + (1.0 - update) * latent.memory
+
+    def prior(self, params: dict[str, Params], memory: Array) -> Array:
+        """Returns log p(x | h), [..., latents, classes]."""
+        return self._log_probabilities(params["prior"], memory)
+
+    def posterior(self, params: dict[str, Params], memory: Array, embedding: Array) -> Array:
+        """Returns log q(x | h, o), [..., latents, classes]."""
+        return self._log_probabilities(params["posterior"], jnp.concatenate([memory, embedding], axis=-1))
+
+    def _log_probabilities(self, network: Params, inputs: Array) -> Array:
+        config = self.config
+        outputs = nets.apply_mlp(network, inputs, jax.nn.silu)
+        probabilities = jax.nn.softmax(outputs.reshape(*outputs.shape[:-1], config.latents, config.classes))
+        return jnp.log((1.0 - config.unimix) * probabilities + config.unimix / config.classes)
+
+    def latent(self, memory: Array, logits: Array, noise: Array | float = 0.0) -> Latent:
+        """Returns the states with a sample of the logits, by Gumbel noise, or with their mode."""
+        sample = straight_through(logits, noise)
+        return Latent(memory, sample.reshape(*memory.shape[:-1], self.sample_size))
+
+    def gumbel(self, key: Array, *shape: int) -> Array:
+        """Returns noise for samples."""
+        return jax.random.gumbel(key, (*shape, self.config.latents, self.config.classes))
+
+    # Heads.
+
+    def feature(self, params: dict[str, Params], vector: Array) -> Array:
+        """Returns logits of the features, [..., feature_size, num_bins]."""
+        outputs = nets.apply_mlp(params["feature"], vector, jax.nn.silu)
+        return outputs.reshape(*vector.shape[:-1], self.feature_size, self.config.num_bins)
+
+    def outcome(self, params: dict[str, Params], vector: Array, action: Array) -> tuple[Array, Array]:
+        """Returns logits of the reward, [..., num_bins], and the logit that the episode goes on."""
+        outputs = nets.apply_mlp(params["outcome"], jnp.concatenate([vector, action], axis=-1), jax.nn.silu)
+        return outputs[..., :-1], outputs[..., -1]
+
+    # Many steps.
+
+    def follow(self, params: dict[str, Params], steps: Sequences, key: Array) -> tuple[Latent, Array]:
+        """Returns the latent states of observed steps [num, length], and the logits of their posteriors."""
+        num, length = steps.reward.shape
+        embeddings = self.encode(params, steps.obs)
+        before = jnp.pad(steps.action[:, :-1], ((0, 0), (1, 0), (0, 0)))
+
+        def one_step(latent: Latent, inputs: Any) -> tuple[Latent, tuple[Latent, Array]]:
+            embedding, action, is_first, noise = inputs
+            latent, action = jax.tree.map(lambda x: x * (1.0 - is_first[:, None]), (latent, action))
+            memory = self.remember(params, latent, action)
+            logits = self.posterior(params, memory, embedding)
+            latent = self.latent(memory, logits, noise)
+            return latent, (latent, logits)
+
+        by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (embeddings, before, steps.is_first))
+        _, found = jax.lax.scan(one_step, self.initial(num), (*by_time, self.gumbel(key, length, num)))
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+
+    def loss(self, params: dict[str, Params], steps: Sequences, key: Array) -> tuple[Array, Latent, dict[str, Array]]:
+        """Returns the loss on observed steps, the latent states they were in, and each part of the loss."""
+        config, fixed = self.config, jax.lax.stop_gradient
+        latent, posterior = self.follow(params, steps, key)
+        vector = latent.vector
+        prior = self.prior(params, latent.memory)
+        decoded = nets.apply_mlp(params["decoder"], vector, jax.nn.silu)
+        reward, goes_on = self.outcome(params, vector, steps.action)
+        parts = {
+            "observation": jnp.square(decoded - symlog(steps.obs)).sum(axis=-1),
+            "reward": self.bins.loss(reward, steps.reward),
+            "feature": self.bins.loss(self.feature(params, vector), steps.feature).sum(axis=-1),
+            "end": optax.sigmoid_binary_cross_entropy(goes_on, 1.0 - steps.terminated),
+            "dynamics": jnp.maximum(kl_divergence(fixed(posterior), prior), config.free_nats),
+            "representation": jnp.maximum(kl_divergence(posterior, fixed(prior)), config.free_nats),
+        }
+        scales = {"dynamics": config.dynamics_scale, "representation": config.representation_scale}
+        means = {name: part.mean() for name, part in parts.items()}
+        total = sum(scales.get(name, 1.0) * mean for name, mean in means.items())
+        return total, latent, means
+
+
+def _hidden(network: Params, x: Array) -> Array:
+    """Returns the outputs of a network whose last layer is a hidden one too."""
+    return jax.nn.silu(nets.layer_norm(nets.apply_mlp(network, x, jax.nn.silu)))
