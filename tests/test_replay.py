@@ -222,3 +222,28 @@ def test_the_draw_is_the_same_on_any_number_of_devices():
     sharded = jax.device_put(replay, replay_lib.Replay(by_env, by_env, everywhere, everywhere))
     draw = jax.jit(lambda replay: sample(replay, jax.random.PRNGKey(0), 16, GAMMA, 3))
     assert_trees_close(draw(sharded), draw(replay), rtol=1e-6)
+
+
+def test_sequences_are_consecutive_and_know_where_episodes_begin():
+    """Env 1 dies at time 3, env 2 is cut off there: both begin anew at 4, and only one of them has died."""
+    steps = stream(4, range(8))
+    steps.terminated[1, 3] = steps.truncated[2, 3] = 1.0
+    replay = filled(4, 8, 0, 1)
+    replay = insert(replay, steps)
+    draw = jax.jit(replay_lib.sample_sequences, static_argnames=("num", "length"))
+    found = draw(replay, jax.random.PRNGKey(0), 400, 5)
+    env, first = np.asarray(found.obs[:, 0, 0], int), np.asarray(found.obs[:, 0, 1], int)
+    assert set(zip(env, first, strict=True)) == {(e, t) for e in range(4) for t in range(4)}
+    times = first[:, None] + np.arange(5)
+    np.testing.assert_array_equal(found.reward, times)
+    np.testing.assert_array_equal(found.feature[..., 0], 100 * env[:, None] + times)
+    np.testing.assert_array_equal(found.terminated, (env[:, None] == 1) & (times == 3))
+    begins = (np.arange(5) == 0) | (np.isin(env, (1, 2))[:, None] & (times == 4))
+    np.testing.assert_array_equal(found.is_first, begins)
+
+
+def test_sequences_never_cross_the_write_head():
+    replay = filled(num_envs=2, capacity=6, num_steps=10, chunk=2)
+    found = replay_lib.sample_sequences(replay, jax.random.PRNGKey(0), 200, 3)
+    assert set(np.asarray(found.reward[:, 0], int)) == {4, 5, 6, 7}
+    np.testing.assert_array_equal(np.diff(found.reward, axis=1), 1)

@@ -135,9 +135,8 @@ class QDACMB(SkillObjective):
     # Acting. The memory of an episode is the latent state and the last action.
 
     def policy_params(self, state: State) -> Params:
-        """Returns what acting needs: the part of the model that follows an episode, and the actor."""
-        model = state.params["model"]
-        return {"model": {name: model[name] for name in WorldModel.ACTING}, "actor": state.params["actor"]}
+        """Returns what acting needs, the model as a whole: a saved policy can imagine too."""
+        return {name: state.params[name] for name in ("model", "actor")}
 
     def initial_carry(self, num: int) -> tuple[Latent, Array]:
         return self.model.initial(num), jnp.zeros((num, self.task.action_size))

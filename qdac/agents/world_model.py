@@ -99,9 +99,6 @@ def kl_divergence(logits: Array, other_logits: Array) -> Array:
 class WorldModel:
     """The model for sizes of observation, action and feature; parameters go in and out of every function."""
 
-    ACTING = ("encoder", "mix", "memory", "posterior")
-    """The networks that following an episode needs."""
-
     def __init__(self, config: ModelConfig, obs_size: int, action_size: int, feature_size: int):
         self.config, self.obs_size, self.action_size, self.feature_size = config, obs_size, action_size, feature_size
         self.bins = Bins(config.num_bins, config.bin_limit)
@@ -178,6 +175,10 @@ class WorldModel:
 
     # Heads.
 
+    def decode(self, params: dict[str, Params], vector: Array) -> Array:
+        """Returns the symlog of the observations."""
+        return nets.apply_mlp(params["decoder"], vector, jax.nn.silu)
+
     def feature(self, params: dict[str, Params], vector: Array) -> Array:
         """Returns logits of the features, [..., feature_size, num_bins]."""
         outputs = nets.apply_mlp(params["feature"], vector, jax.nn.silu)
@@ -214,10 +215,9 @@ class WorldModel:
         latent, posterior = self.follow(params, steps, key)
         vector = latent.vector
         prior = self.prior(params, latent.memory)
-        decoded = nets.apply_mlp(params["decoder"], vector, jax.nn.silu)
         reward, goes_on = self.outcome(params, vector, steps.action)
         parts = {
-            "observation": jnp.square(decoded - symlog(steps.obs)).sum(axis=-1),
+            "observation": jnp.square(self.decode(params, vector) - symlog(steps.obs)).sum(axis=-1),
             "reward": self.bins.loss(reward, steps.reward),
             "feature": self.bins.loss(self.feature(params, vector), steps.feature).sum(axis=-1),
             "end": optax.sigmoid_binary_cross_entropy(goes_on, 1.0 - steps.terminated),

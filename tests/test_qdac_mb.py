@@ -1,0 +1,231 @@
+"""QDAC-MB: lambda-returns against a plain loop, every loss by hand, who learns from what, and acting."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import always, clock_task, close, taught
+
+from qdac.agents import get_preset
+from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns
+from qdac.errors import UserError
+from qdac.replay import Sequences
+
+KEY = jax.random.PRNGKey(0)
+GAMMA, MIX, HORIZON = 0.9, 0.8, 3
+
+
+def make_agent(**fields: Any) -> QDACMB:
+    """Returns an agent for the clock, whose skills are in [0, 4] with a threshold of 0.25."""
+    small = {
+        "memory_size": 6, "latents": 2, "classes": 3, "model_width": 6, "encoder_sizes": (6,), "head_sizes": (6,),
+        "num_bins": 11, "bin_limit": 3.0, "batch_size": 2, "sequence_length": 4, "horizon": HORIZON,
+        "discount": GAMMA, "return_mix": MIX, "num_envs": 4, "warmup_steps": 16, "entropy_scale": 0.1,
+    }  # fmt: skip
+    return QDACMB(Config(**small | fields), clock_task())
+
+
+def make_steps(agent: QDACMB) -> Sequences:
+    shape = agent.config.batch_size, agent.config.sequence_length
+    keys = jax.random.split(KEY, 2)
+    return Sequences(
+        obs=jax.random.normal(keys[0], (*shape, 2)), action=jax.random.uniform(keys[1], (*shape, 1), minval=-1.0),
+        reward=jnp.ones(shape), feature=jnp.zeros((*shape, 1)), terminated=jnp.zeros(shape),
+        is_first=jnp.zeros(shape).at[:, 0].set(1.0),
+    )  # fmt: skip
+
+
+def plain_returns(now, next_average, goes_on, after_end):
+    """Returns the paper's recursion, written as it stands there."""
+    later, averages = next_average[-1], []
+    for t in reversed(range(len(now))):
+        future = (1 - MIX) * next_average[t] + MIX * later
+        later = (1 - GAMMA) * now[t] + GAMMA * (goes_on[t] * future + (1 - goes_on[t]) * after_end)
+        averages.insert(0, later)
+    return np.array(averages)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_lambda_returns_are_those_of_a_plain_loop(size):
+    rng = np.random.default_rng(0)
+    now, following = rng.normal(size=(2, 15, 4, size))
+    goes_on, after_end = rng.uniform(size=(15, 4)), rng.normal(size=(4, size))
+    expected = np.stack([plain_returns(now[:, i], following[:, i], goes_on[:, i], after_end[i]) for i in range(4)], 1)
+    close(lambda_returns(now, following, goes_on, after_end, GAMMA, MIX), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_lambda_returns_at_their_ends():
+    """Without mixing a one-step target; with nothing else, what was imagined and the critic at its end."""
+    ones = jnp.ones((3, 1, 1))
+    critic = jnp.array([10.0, 20.0, 30.0])[:, None, None]
+    goes_on, nothing = jnp.ones((3, 1)), jnp.zeros((1, 1))
+    one_step = lambda_returns(ones, critic, goes_on, nothing, 0.5, mix=0.0)[:, 0, 0]
+    close(one_step, [0.5 + 5.0, 0.5 + 10.0, 0.5 + 15.0])
+    whole = lambda_returns(ones, critic, goes_on, nothing, 0.5, mix=1.0)[:, 0, 0]
+    close(whole, [0.5 + 0.25 + 0.125 + 30 / 8, 0.5 + 0.25 + 30 / 4, 0.5 + 30 / 2])
+
+
+REWARD, FEATURE, GOES_ON, VALUE, PSI, LOGIT = 2.0, 0.5, 0.75, 1.5, -0.25, 1.0
+STD = 0.1 + 0.9 / (1 + np.exp(-2.0))
+
+
+def known(agent: QDACMB) -> dict[str, Any]:
+    """Returns parameters with which model, critics, policy and multiplier say the same of every state and skill."""
+    params = agent.init(KEY).params
+
+    def certain(*numbers: float) -> np.ndarray:
+        return np.log(np.asarray(agent.bins.two_hot(jnp.array(numbers))) + 1e-20).reshape(-1)
+
+    model = params["model"]
+    model["feature"] = always(model["feature"], certain(FEATURE))
+    model["outcome"] = always(model["outcome"], [*certain(REWARD), np.log(GOES_ON / (1 - GOES_ON))])
+    params["critic"] = always(params["critic"], certain(VALUE))
+    params["successor"] = always(params["successor"], certain(PSI))
+    params["actor"] = always(params["actor"], 0.0)
+    if "multiplier" in params:
+        params["multiplier"] = always(params["multiplier"], LOGIT)
+    return params
+
+
+def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndarray]:
+    """Returns what the losses should see for skills in the task's units, [HORIZON, num]."""
+    z = asked / 2 - 1
+    psi_now = np.abs(FEATURE - z) if is_sum else np.full_like(z, FEATURE)
+    farthest = np.where(z > 0, -1.0, 1.0) if death == "opposite" else np.zeros_like(z)
+    psi_end = np.abs(farthest - z) if is_sum else farthest
+    value, psi = [], []
+    for now, end in zip(psi_now, psi_end, strict=True):
+        value.append(plain_returns([REWARD] * HORIZON, [VALUE] * HORIZON, [GOES_ON] * HORIZON, 0.0))
+        psi.append(plain_returns([now] * HORIZON, [PSI] * HORIZON, [GOES_ON] * HORIZON, end))
+    value, psi = np.stack(value, 1) / (1 - GAMMA), np.stack(psi, 1)
+    distance = psi / (1 - GAMMA) if is_sum else np.abs(psi - z)
+    skill_distance = 2 * psi if is_sum else 2 * np.abs(psi - z)  # the space is 4 long, its normalised form 2
+    return {"value": value, "distance": distance, "skill_distance": skill_distance}
+
+
+@pytest.mark.parametrize("death", ["centre", "opposite"])
+@pytest.mark.parametrize("fields", [{}, {"multiplier": 0.5}, {"skill_critic": "distance"},
+                                    {"skill_critic": "distance", "multiplier": 0.66}])  # fmt: skip
+def test_losses_by_hand(fields, death):
+    """QDAC-MB and its three ablations, where all that is imagined is known."""
+    agent = make_agent(death=death, huber_scale=1e-6, **fields)
+    params = known(agent)
+    asked = np.asarray(agent.task.skill_space.sample(jax.random.split(KEY, 3)[1], 8))[:, 0]
+    target = {name: params[name] for name in agent.critic_names}
+    total, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
+    numbers = by_hand(asked, is_sum="skill_critic" in fields, death=death)
+
+    weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON))[:, None]
+    multiplier = fields.get("multiplier", 1 / (1 + np.exp(-LOGIT)))
+    entropy = np.log(STD) + 0.5 * np.log(2 * np.pi * np.e)
+    objective = (1 - multiplier) * numbers["value"] - multiplier * numbers["distance"] + 0.1 * entropy
+    close(metrics["loss/actor"], -(weight * objective).mean(), rtol=1e-4)
+    close(metrics["train/value"], numbers["value"].mean(), rtol=1e-4)
+    close(metrics["train/expected_distance"], numbers["skill_distance"].mean(), rtol=1e-4)
+    is_violated = numbers["skill_distance"] > 0.25
+    if "multiplier" in fields:
+        assert metrics["loss/multiplier"] == 0
+    else:
+        label_loss = np.where(is_violated, np.log1p(np.exp(-LOGIT)), np.log1p(np.exp(LOGIT)))
+        close(metrics["loss/multiplier"], (weight * label_loss).mean(), rtol=1e-4)
+    close(metrics["train/satisfied"], 1 - is_violated.mean())
+    parts = {name.removeprefix("model/"): value for name, value in metrics.items() if name.startswith("model/")}
+    model = sum({"dynamics": 0.5, "representation": 0.1}.get(name, 1.0) * value for name, value in parts.items())
+    others = sum(metrics[f"loss/{name}"] for name in ("critic", "successor", "actor", "multiplier"))
+    close(total, model + others, rtol=1e-4)
+
+
+def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones():
+    """A critic of even odds: its loss is log(bins) for the target and as much for the slow one, by the weights."""
+    agent = make_agent()
+    params = known(agent)
+    params["critic"] = always(params["critic"], 0.0)
+    target = {name: params[name] for name in agent.critic_names}
+    for scale in (0.0, 1.0):
+        agent = make_agent(slow_scale=scale)
+        _, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
+        weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON)).mean()
+        close(metrics["loss/critic"], (1 + scale) * np.log(11) * weight, rtol=1e-4)
+
+
+def test_each_loss_teaches_its_own_network():
+    """The world model learns from what was lived alone: without its own loss it has no gradient at all."""
+    agent = make_agent()
+    state = agent.init(KEY)
+    steps = make_steps(agent)
+
+    def gradients(without: str) -> set[str]:
+        lived = agent.model.loss
+
+        def loss(params, steps, key):
+            total, latent, parts = lived(params, steps, key)
+            return 0.0 * total if without == "model" else total, latent, parts
+
+        agent.model.loss = loss
+        try:
+            return taught(jax.grad(agent.losses, has_aux=True)(state.params, state.target, 0, steps, KEY)[0])
+        finally:
+            agent.model.loss = lived
+
+    everyone = {"model", "actor", "critic", "successor", "multiplier"}
+    assert gradients(without="") == everyone
+    assert gradients(without="model") == everyone - {"model"}
+
+
+def test_actions_have_a_gradient_through_the_model():
+    """The feature that is foretold depends on the state alone: only through the dynamics can an actor change it."""
+    agent = make_agent(multiplier=1.0, entropy_scale=0.0)
+    params = agent.init(KEY).params
+    head = params["model"]["feature"]
+    head[-1]["kernel"] = jax.random.normal(KEY, head[-1]["kernel"].shape)
+    target = {name: params[name] for name in agent.critic_names}
+    gradient = jax.grad(lambda params: agent.losses(params, target, 0, make_steps(agent), KEY)[1]["loss/actor"])(params)
+    assert taught(gradient) == {"actor"}
+
+
+def test_acting_follows_the_episode_as_training_does():
+    agent = make_agent()
+    params = agent.policy_params(agent.init(KEY))
+    agent.model.gumbel = lambda key, *shape: jnp.zeros((*shape, 2, 3))
+    steps, skill = make_steps(agent), jnp.array([[1.0], [3.0]])
+    memory, actions = agent.initial_carry(2), []
+    for t in range(4):
+        memory, action = agent.step(params, memory, steps.obs[:, t], skill)
+        actions.append(action)
+    steps = steps._replace(action=jnp.stack(actions, axis=1))
+    latent, _ = agent.model.follow(params["model"], steps, KEY)
+    close(memory[0].vector, latent.vector[:, -1], atol=1e-5)
+    mean, std = agent.action_distribution(params["actor"], latent.vector[:, -1], agent.normalize(skill))
+    close(actions[-1], mean, atol=1e-5)
+    _, explored = agent.explore(params, agent.initial_carry(2), steps.obs[:, 0], skill, jnp.array([[100.0], [0.0]]))
+    close(explored, jnp.stack([jnp.ones(1), actions[0][1]]), atol=1e-5)
+    assert ((0.1 < std) & (std < 1.0)).all()
+
+
+def test_the_paper_preset_is_the_papers_table():
+    config = get_preset("qdac_mb", "paper").config
+    assert config.batch_size * config.sequence_length == 1024 and config.horizon == 15
+    assert (config.num_envs, config.discount, config.return_mix) == (16, 0.997, 0.95)
+    assert config.num_envs * config.steps_per_iteration / config.updates_per_iteration == 32
+    assert (config.head_sizes, config.multiplier_sizes, config.replay_size) == ((512, 512), (8,), 1_000_000)
+
+
+@pytest.mark.parametrize(
+    "fields, line",
+    [
+        ({"horizon": 0}, "horizon should be positive, got 0"),
+        ({"return_mix": 1.5}, "return_mix should be in [0, 1], got 1.5"),
+        ({"classes": 1}, "classes should be at least 2, got 1"),
+        ({"multiplier": 2.0}, "multiplier should be in [0, 1]"),
+        ({"sequence_length": 64, "warmup_steps": 0}, "warmup_steps should fill a window of 64 steps of 4 envs, got 0"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(fields, line):
+    with pytest.raises(UserError) as refused:
+        dataclasses.replace(make_agent().config, **fields)
+    assert line in str(refused.value)
