@@ -6,10 +6,11 @@ Machines are noisy, so both sides of every ratio are measured in turns and the b
 from __future__ import annotations
 
 import dataclasses
+import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from qdac import replay as replay_lib
 from qdac.agents import get_algorithm
 from qdac.config import default_config
 from qdac.evaluation import Evaluator
@@ -28,7 +28,7 @@ from qdac.types import Task
 RAW_ENVS = 256
 RAW_STEPS = 20
 EVALUATED = 1024
-"""Rollouts of an evaluation: 4 for each env of two cores. The end, when they run out, weighs more than in a full one."""
+"""Rollouts of an evaluation: 4 for each env of two cores. When they run out, envs idle, more than in a full one."""
 UPDATE_ROWS = 512
 """Rows of the updates whose arithmetic is measured at two widths, or as near as whole batches come."""
 SMALL_REPLAY = 10_000
@@ -44,7 +44,9 @@ def run(
     `seconds` is spent on each comparison. Collection is compared with plain Brax, an update with the
     machine's matrix-multiply peak and with QDAC's, training with what collection and updates take on their own.
     """
-    config = dataclasses.replace(default_config(algo, task, preset).agent, replay_size=LARGE_REPLAY, warmup_steps=0)
+    config = default_config(algo, task, preset).agent
+    warmup_steps = config.num_envs * max(config.window - config.steps_per_iteration, 0)
+    config = dataclasses.replace(config, replay_size=LARGE_REPLAY, warmup_steps=warmup_steps)
     made = dataclasses.replace(make_task(task), reference_return=0.0)
 
     def make_agent(**changes: Any) -> Any:
@@ -55,7 +57,7 @@ def run(
 
     report(f"compiling {task} …")
     state = trunk.init(jax.random.PRNGKey(0))
-    state = _fill(trunk, state)
+    state = _fill(trunk, state)._replace(env_steps=np.int64(warmup_steps))
     state, _, _ = trunk.iterate(state)
     jax.block_until_ready(state.agent)
     first_step_seconds = time.time() - psutil.Process().create_time()
@@ -68,8 +70,8 @@ def run(
 
     report("updates beside matrix multiplication …")
     updates = {}
-    for width in (256, 512):
-        batch_size = config.batch_size * max(UPDATE_ROWS // _num_rows(agent, state.replay), 1)
+    for width in (256, 512) if hasattr(config, "hidden_sizes") else ():
+        batch_size = config.batch_size * max(UPDATE_ROWS // agent.num_rows, 1)
         sized = make_agent(hidden_sizes=(width, width), batch_size=batch_size)
         updates[f"update_{width}"] = _update_beside_peak(sized, trunk, state.replay, seconds)
     own = _update_beside_peak(agent, trunk, state.replay, seconds)
@@ -82,7 +84,8 @@ def run(
     train_time, collect_time, round_time = _in_turns(parts, 2 * seconds)
     limit_time = collect_time + round_time
     small_trunk = Trunk(make_agent(replay_size=SMALL_REPLAY), made)
-    small = _Training(small_trunk, small_trunk.iterate(small_trunk.init(jax.random.PRNGKey(0)))[0])
+    small_state = small_trunk.init(jax.random.PRNGKey(0))._replace(env_steps=np.int64(warmup_steps))
+    small = _Training(small_trunk, small_trunk.iterate(small_state)[0])
     large_time, small_time = _in_turns((training, small), seconds)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -206,13 +209,11 @@ class _UpdateRound:
     """As many updates as a training round has, on one batch drawn before: floating-point work alone."""
 
     def __init__(self, agent: Any, trunk: Trunk, replay: Any, num: int = 0):
-        config = agent.config
-        self.num = num or config.updates_per_iteration
+        self.num = num or agent.config.updates_per_iteration
         key = jax.random.PRNGKey(0)
-        self.batch = jax.jit(
-            lambda replay: replay_lib.sample(replay, key, config.batch_size, config.discount, config.n_step)
-        )(replay)
         self.state = jax.jit(agent.init, out_shardings=trunk.learner_everywhere)(key)
+        self.batch = jax.jit(agent.draw)(self.state, replay, key)
+        self.operations = matrix_operations(agent.update, self.state, self.batch, key)
         self.keys = jax.random.split(key, self.num)
 
         def updates(state: Any, batch: Any, keys: Any) -> Any:
@@ -224,19 +225,33 @@ class _UpdateRound:
         self.state, metrics = self.compiled(self.state, self.batch, self.keys)
         return metrics
 
-    def floating_point_operations(self) -> float:
-        """Returns the operations of one update, as XLA counts them: a loop's body once."""
-        return float(self.compiled.cost_analysis()["flops"])
+
+def matrix_operations(function: Callable[..., Any], *arguments: Any) -> float:
+    """Returns the floating-point operations of all matrix products of a function, however often its loops run them."""
+
+    def count(jaxpr: Any) -> float:
+        total = 0.0
+        for equation in jaxpr.eqns:
+            inner = sum(count(part) for part in _programs(equation.params))
+            if equation.primitive.name == "scan":
+                inner *= equation.params["length"]
+            elif equation.primitive.name == "dot_general":
+                (summed, _), _ = equation.params["dimension_numbers"]
+                left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+                inner = 2.0 * math.prod(out) * math.prod(left[axis] for axis in summed)
+            total += inner
+        return total
+
+    return count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _num_rows(agent: Any, replay: Any) -> int:
-    """Returns the rows that the agent learns from at each update."""
-
-    def rows(replay: Any) -> Any:
-        config, key = agent.config, jax.random.PRNGKey(0)
-        return agent.rows(*replay_lib.sample(replay, key, config.batch_size, config.discount, config.n_step), key).obs
-
-    return jax.eval_shape(rows, replay).shape[0]
+def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
+    """Yields the programs that a step of another one runs."""
+    for value in parameters.values():
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            part = getattr(part, "jaxpr", part)
+            if hasattr(part, "eqns"):
+                yield part
 
 
 def _update_beside_qdac(agent: Any, trunk: Trunk, replay: Any, preset: str, seconds: float) -> dict[str, Any]:
@@ -249,10 +264,9 @@ def _update_beside_qdac(agent: Any, trunk: Trunk, replay: Any, preset: str, seco
         _UpdateRound(qdac, trunk, replay._replace(storage=replay.storage._replace(skill=skill)), num=8),
     )
     own_time, qdac_time = _in_turns(updates, seconds)
-    own_work, qdac_work = (update.floating_point_operations() for update in updates)
     return {
         "update_time_over_qdac": round(own_time / qdac_time, 3),
-        "update_operations_over_qdac": round(own_work / qdac_work, 3),
+        "update_operations_over_qdac": round(updates[0].operations / updates[1].operations, 3),
     }
 
 
@@ -264,10 +278,10 @@ def _update_beside_peak(agent: Any, trunk: Trunk, replay: Any, seconds: float) -
     multiply = jax.jit(lambda a: a @ a)
     peak_time, update_time = _in_turns((lambda: multiply(matrix), update), seconds)
     peak = 2 * size**3 / peak_time / 1e9
-    rate = update.floating_point_operations() * update.num / update_time / 1e9
+    rate = update.operations * update.num / update_time / 1e9
     return {
-        "hidden_sizes": list(agent.config.hidden_sizes),
-        "rows": _num_rows(agent, replay),
+        "hidden_sizes": list(getattr(agent.config, "hidden_sizes", None) or agent.config.head_sizes),
+        "rows": agent.num_rows,
         "ms": round(1e3 * update_time / update.num, 2),
         "gflops": round(rate, 1),
         "peak_gflops": round(peak, 1),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -39,19 +38,32 @@ def init_mlp(
     return params
 
 
-def apply_mlp(params: MLPParams, x: Array, activation: Callable[[Array], Array] = jax.nn.relu) -> Array:
+def apply_mlp(params: MLPParams, x: Array) -> Array:
     """Returns the outputs [..., size] for inputs [batch, in], or [members, batch, size] for an ensemble."""
     if params[0]["kernel"].ndim == 3:
-        return jax.vmap(functools.partial(apply_mlp, activation=activation), in_axes=(0, None))(params, x)
+        return jax.vmap(apply_mlp, in_axes=(0, None))(params, x)
     for layer in params[:-1]:
         x = x @ layer["kernel"] + layer["bias"]
         if "scale" in layer:
-            x = layer_norm(x) * layer["scale"]
-        x = activation(x)
+            x = _layer_norm(x) * layer["scale"]
+        x = jax.nn.relu(x)
     return x @ params[-1]["kernel"] + params[-1]["bias"]
 
 
-def layer_norm(x: Array) -> Array:
+def apply_silu_mlp(params: MLPParams, x: Array) -> Array:
+    """Returns the outputs of an MLP with normalised hidden layers and smooth activations."""
+    for layer in params[:-1]:
+        x = jax.nn.silu(rms_norm(x @ layer["kernel"] + layer["bias"]) * layer["scale"])
+    return x @ params[-1]["kernel"] + params[-1]["bias"]
+
+
+def rms_norm(x: Array) -> Array:
+    """Returns x with a mean square of 1 over its last axis."""
+    size = x.shape[-1]
+    return x * jax.lax.rsqrt(jnp.square(x) @ jnp.full((size, 1), 1.0 / size, x.dtype) + 1e-5)
+
+
+def _layer_norm(x: Array) -> Array:
     """Returns x with zero mean and unit variance over its last axis.
 
     The means are matrix products with a column of 1 / size: XLA's CPU backend runs those on vector

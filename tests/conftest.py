@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,31 @@ import pytest
 # What imports JAX is imported by the fixtures: the cache has to be named first.
 
 ROOT = Path(__file__).parents[1]
+QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keeps compiled programs between sessions, small ones too, for this process and those it starts."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    # Programs that run for milliseconds need not be fast, but should be there soon; see `optimized`.
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if QUICK_COMPILATION not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK_COMPILATION}".strip()
     sys.path.insert(0, str(ROOT))  # for examples/
+
+
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """Programs that are compiled in this test run for so long that they had better be fast."""
+    import jax
+
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, False)
+    yield
+    jax.config.update(name, before)
 
 
 @pytest.fixture(scope="session")

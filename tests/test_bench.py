@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from qdac import bench
@@ -11,7 +13,7 @@ from qdac import bench
 def measured() -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "EVALUATED", 64)
-        return bench.run("sac", "examples.point_mass:point_mass", preset="debug", seconds=0.2)
+        return bench.run("sac", "examples.point_mass:point_mass", preset="debug", seconds=0.01)
 
 
 def test_every_figure_is_a_finite_positive_number(measured):
@@ -30,3 +32,15 @@ def test_ratios_are_those_of_the_parts(measured):
     update = measured["update_512"]
     assert update["share_of_peak"] == pytest.approx(update["gflops"] / update["peak_gflops"], rel=0.02)
     assert update["hidden_sizes"] == [512, 512] and update["rows"] == 512
+
+
+def test_operations_are_those_of_all_matrix_products():
+    """A product of 2 x 3 and 3 x 4 has 48 operations, its two gradients as many each, in a loop five times over."""
+    a, b = jnp.ones((2, 3)), jnp.ones((3, 4))
+    assert bench.matrix_operations(lambda a, b: jnp.tanh(a @ b).sum(), a, b) == 48
+    assert bench.matrix_operations(jax.grad(lambda a, b: jnp.tanh(a @ b).sum(), argnums=(0, 1)), a, b) == 144
+
+    def loop(a, b):
+        return jax.lax.scan(lambda total, _: (total + jax.jit(jnp.matmul)(a, b).sum(), None), 0.0, length=5)
+
+    assert bench.matrix_operations(loop, a, b) == 240

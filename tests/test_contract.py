@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tiny
@@ -20,32 +18,31 @@ from qdac.explore import catalogue
 from qdac.report.build import write_report
 
 TASKS = ("tiny_tasks:line", "tiny_tasks:compass")
-FIELDS = tiny.FIELDS | {"steps": 80, "eval_interval": 64}
+FIELDS = tiny.FIELDS | {"steps": 80, "eval_interval": 64, "eval_skills": 8}
 """Five rounds: two of warm-up, three of updates, a row at the second of those and one at the end."""
 OF_ALGORITHM = {"domino": {"num_policies": 2}}
+OF_MODEL = {
+    "sequence_length": 4, "horizon": 3, "memory_size": 8, "latents": 2, "classes": 2, "model_width": 8,
+    "encoder_sizes": (8,), "head_sizes": (8,), "num_bins": 5,
+}  # fmt: skip
+"""In place of `hidden_sizes`, for algorithms with a world model."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Programs that run for milliseconds need not be fast, but should be there soon."""
-    name = "jax_disable_most_optimizations"
-    before = jax.config.values[name]
-    jax.config.update(name, True)
-    yield
-    jax.config.update(name, before)
-
-
+VARIANTS = {"no_sf_mb", "fixed_lambda_mb", "uvfa_mb"}
 PAIRS = [
-    pytest.param(algo, task, marks=[pytest.mark.slow] * ((i + j) % 2))
+    pytest.param(algo, task, marks=[pytest.mark.slow] if (i + j) % 2 or algo in VARIANTS else [])
     for i, algo in enumerate(ALGORITHMS) for j, task in enumerate(TASKS)
 ]  # fmt: skip
-"""Every algorithm on one space, the next one on the other; the rest with the slow tests."""
+"""Every algorithm on one space, the next one on the other; the rest, and fields of another, with the slow tests."""
 
 
 @pytest.mark.parametrize("algo, task", PAIRS)
-def test_every_algorithm_on_every_space(algo, task, tmp_path):
+def test_every_algorithm_on_every_space(algo, task, tmp_path, monkeypatch):
     fields = FIELDS | OF_ALGORITHM.get(algo, {})
+    if algo.endswith("_mb"):
+        fields = {name: value for name, value in fields.items() if name != "hidden_sizes"} | OF_MODEL
     run = qdac.train(task, algo=algo, preset="debug", out=tmp_path / "run", **fields)
+    monkeypatch.setattr("qdac.training.learning_curves", lambda *paths: None)  # Drawn once, they are drawn.
     stopped = qdac.train(task, algo=algo, preset="debug", out=tmp_path / "stopped", **fields | {"steps": 48})
     tiny.assert_same_run(qdac.resume(stopped, steps=FIELDS["steps"]), run)
 

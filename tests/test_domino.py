@@ -306,6 +306,7 @@ def test_multipliers_move_by_their_own_rate_within_bounds():
 # A probe: a hill whose top is in the middle.
 
 
+@pytest.mark.usefixtures("optimized")
 def test_policies_spread_as_far_as_their_reward_allows():
     """The hill pays 1 - a². The first policy stays on its top, the others go down both sides to 0.9 of its reward.
 

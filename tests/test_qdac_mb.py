@@ -168,7 +168,8 @@ def test_each_loss_teaches_its_own_network():
 
         agent.model.loss = loss
         try:
-            return taught(jax.grad(agent.losses, has_aux=True)(state.params, state.target, 0, steps, KEY)[0])
+            gradients = jax.jit(jax.grad(agent.losses, has_aux=True))(state.params, state.target, 0, steps, KEY)[0]
+            return taught(gradients)
         finally:
             agent.model.loss = lived
 

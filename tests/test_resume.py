@@ -32,6 +32,12 @@ os.fsync = fsync
 """ + tiny.MAIN
 
 
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch):
+    """What a dozen runs end with is compared, not looked at."""
+    monkeypatch.setattr("qdac.training.learning_curves", lambda *paths: None)
+
+
 def assert_ends_like_an_unstopped_run(run: Path, tmp_path: Path) -> None:
     """Lets the run go on for some rounds from its newest checkpoint and compares the end."""
     steps = int(checkpoints(run)[-1].name) + 4 * ROUND

@@ -121,7 +121,7 @@ class DOMiNO(soft.SoftActorCritic):
         return {
             "actor": nets.init_mlp(key_actor, (state_size, *config.hidden_sizes, 2 * action_size), members=num),
             "critic": jax.vmap(init_critics)(jax.random.split(key_critic, num)),
-            "log_temperature": jnp.full(num, math.log(config.initial_temperature)),
+            "log_temperature": jnp.full(num, math.log(config.initial_temperature), jnp.float32),
             "multiplier": jnp.zeros(num),
         }
 

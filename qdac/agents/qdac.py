@@ -67,6 +67,11 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
         """`successor` is the skill critic, whichever of the two it is."""
         super().__init__(config, task)
 
+    @property
+    def num_rows(self) -> int:
+        """Returns the rows of one update, repetition included."""
+        return self.config.batch_size * (2 if self.config.relabel else 1)
+
     def condition(self, command: Array) -> Array:
         """Returns the skill in units of the critics."""
         return self.normalize(command)

@@ -132,6 +132,11 @@ class QDACMB(SkillObjective):
         self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
         """`successor` is the skill critic, whichever of the two it is."""
 
+    @property
+    def num_rows(self) -> int:
+        """Returns the imagined states of one update."""
+        return self.config.batch_size * self.config.sequence_length * self.config.horizon
+
     # Acting. The memory of an episode is the latent state and the last action.
 
     def policy_params(self, state: State) -> Params:
@@ -167,7 +172,7 @@ class QDACMB(SkillObjective):
 
     def action_distribution(self, actor: Params, vector: Array, skill: Array) -> tuple[Array, Array]:
         """Returns mean and standard deviation of the actions in latent states, for skills in units of the critics."""
-        outputs = nets.apply_mlp(actor, jnp.concatenate([vector, skill], axis=-1), jax.nn.silu)
+        outputs = nets.apply_silu_mlp(actor, jnp.concatenate([vector, skill], axis=-1))
         mean, raw_std = jnp.split(outputs, 2, axis=-1)
         low, high = STD_BOUNDS
         return jnp.tanh(mean), low + (high - low) * jax.nn.sigmoid(raw_std + 2.0)
@@ -208,7 +213,7 @@ class QDACMB(SkillObjective):
     def critics(self, params: dict[str, Params], vector: Array, skill: Array) -> Array:
         """Returns logits [..., 1 + size, num_bins] of (1 - gamma) V and of what the skill critic expects."""
         inputs = jnp.concatenate([vector, skill], axis=-1)
-        outputs = [nets.apply_mlp(params[name], inputs, jax.nn.silu) for name in self.critic_names]
+        outputs = [nets.apply_silu_mlp(params[name], inputs) for name in self.critic_names]
         return jnp.concatenate(outputs, axis=-1).reshape(*vector.shape[:-1], -1, self.config.num_bins)
 
     def imagine(self, model: Params, actor: Params, start: Latent, skill: Array, key: Array) -> Imagined:
@@ -265,7 +270,7 @@ class QDACMB(SkillObjective):
         value = averages[..., 0] / (1.0 - discount)
         distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discount), skill, discount)
         if config.multiplier is None:
-            logit = nets.apply_mlp(params["multiplier"], skill, jax.nn.silu)[..., 0]
+            logit = nets.apply_mlp(params["multiplier"], skill)[..., 0]
             multiplier = fixed(jax.nn.sigmoid(logit))
             loss_multiplier = multiplier_loss(logit, fixed(skill_distance), threshold, weight)
         else:

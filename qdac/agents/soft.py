@@ -158,6 +158,11 @@ class SoftActorCritic:
             self.target_rates["actor"] = config.actor_average_rate
         self.target_entropy = config.target_entropy_per_action * task.action_size
 
+    @property
+    def num_rows(self) -> int:
+        """Returns the rows of one update."""
+        return self.config.batch_size
+
     # What an algorithm defines.
 
     def init_networks(self, key: Array) -> dict[str, Params]:

@@ -145,7 +145,7 @@ class WorldModel:
         inputs = _hidden(params["mix"], jnp.concatenate([latent.sample, action], axis=-1))
         gates = params["memory"]
         fused = jnp.concatenate([inputs, latent.memory], axis=-1) @ gates["kernel"]
-        reset, candidate, update = jnp.split(nets.layer_norm(fused) * gates["scale"] + gates["bias"], 3, axis=-1)
+        reset, candidate, update = jnp.split(nets.rms_norm(fused) * gates["scale"] + gates["bias"], 3, axis=-1)
         candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
         update = jax.nn.sigmoid(update - 1.0)  # Begins by keeping.
         return update * candidate + (1.0 - update) * latent.memory
@@ -160,7 +160,7 @@ class WorldModel:
 
     def _log_probabilities(self, network: Params, inputs: Array) -> Array:
         config = self.config
-        outputs = nets.apply_mlp(network, inputs, jax.nn.silu)
+        outputs = nets.apply_silu_mlp(network, inputs)
         probabilities = jax.nn.softmax(outputs.reshape(*outputs.shape[:-1], config.latents, config.classes))
         return jnp.log((1.0 - config.unimix) * probabilities + config.unimix / config.classes)
 
@@ -177,16 +177,16 @@ class WorldModel:
 
     def decode(self, params: dict[str, Params], vector: Array) -> Array:
         """Returns the symlog of the observations."""
-        return nets.apply_mlp(params["decoder"], vector, jax.nn.silu)
+        return nets.apply_silu_mlp(params["decoder"], vector)
 
     def feature(self, params: dict[str, Params], vector: Array) -> Array:
         """Returns logits of the features, [..., feature_size, num_bins]."""
-        outputs = nets.apply_mlp(params["feature"], vector, jax.nn.silu)
+        outputs = nets.apply_silu_mlp(params["feature"], vector)
         return outputs.reshape(*vector.shape[:-1], self.feature_size, self.config.num_bins)
 
     def outcome(self, params: dict[str, Params], vector: Array, action: Array) -> tuple[Array, Array]:
         """Returns logits of the reward, [..., num_bins], and the logit that the episode goes on."""
-        outputs = nets.apply_mlp(params["outcome"], jnp.concatenate([vector, action], axis=-1), jax.nn.silu)
+        outputs = nets.apply_silu_mlp(params["outcome"], jnp.concatenate([vector, action], axis=-1))
         return outputs[..., :-1], outputs[..., -1]
 
     # Many steps.
@@ -232,4 +232,4 @@ class WorldModel:
 
 def _hidden(network: Params, x: Array) -> Array:
     """Returns the outputs of a network whose last layer is a hidden one too."""
-    return jax.nn.silu(nets.layer_norm(nets.apply_mlp(network, x, jax.nn.silu)))
+    return jax.nn.silu(nets.rms_norm(nets.apply_silu_mlp(network, x)))

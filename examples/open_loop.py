@@ -1,0 +1,104 @@
+"""What a world model foretells, beside what happens: python -m examples.open_loop RUN [PICTURE]
+
+Executes one skill of a trained `qdac_mb` run, lets the model watch the first steps, and then only tells it the actions.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+import qdac
+from qdac.agents.qdac_mb import QDACMB
+from qdac.agents.world_model import Latent
+from qdac.evaluation import TrainedPolicy
+from qdac.replay import Sequences
+from qdac.twohot import symexp
+
+WATCHED, FORETOLD = 10, 15
+BEGIN = 20
+"""Steps of the episode before the first that the model sees."""
+EPISODES = 64
+
+
+def live(policy: TrainedPolicy, key: jax.Array) -> Sequences:
+    """Returns steps of episodes with uniform skills, [num, WATCHED + FORETOLD, ...]: of those that lived so long."""
+    task, agent = policy.task, policy.policy
+    key_reset, key_skill = jax.random.split(key)
+    skill = task.skill_space.sample(key_skill, EPISODES)
+
+    def step(episode: tuple, _: None) -> tuple[tuple, tuple]:
+        env, memory = episode
+        memory, action = agent.step(policy.params, memory, env.obs, skill)
+        following = jax.vmap(task.step)(env, action)
+        return (following, memory), (env.obs, action, following.reward, jax.vmap(task.feature)(env), following.done)
+
+    start = jax.vmap(task.reset)(jax.random.split(key_reset, EPISODES)), agent.initial_carry(EPISODES)
+    _, steps = jax.lax.scan(step, start, length=BEGIN + WATCHED + FORETOLD)
+    obs, action, reward, feature, done = (jnp.moveaxis(x[BEGIN:], 0, 1) for x in steps)
+    alive = steps[-1].sum(axis=0) == 0
+    is_first = jnp.zeros(reward.shape).at[:, 0].set(1.0)
+    return jax.tree.map(lambda x: x[alive], Sequences(obs, action, reward, feature, done, is_first))
+
+
+def foretell(agent: QDACMB, model: dict, steps: Sequences) -> tuple[jax.Array, jax.Array]:
+    """Returns observations and features (in units of the critics) for the steps after those watched."""
+    watched = jax.tree.map(lambda x: x[:, :WATCHED], steps)
+    latents, _ = agent.model.follow(model, watched, jax.random.PRNGKey(0))
+    latent = Latent(latents.memory[:, -1], latents.sample[:, -1])
+
+    def step(latent: Latent, action: jax.Array) -> tuple[Latent, tuple[jax.Array, jax.Array]]:
+        memory = agent.model.remember(model, latent, action)
+        latent = agent.model.latent(memory, agent.model.prior(model, memory))
+        feature = agent.bins.mean(agent.model.feature(model, latent.vector))
+        return latent, (symexp(agent.model.decode(model, latent.vector)), feature)
+
+    actions = jnp.moveaxis(steps.action[:, WATCHED - 1 : -1], 1, 0)
+    return tuple(jnp.moveaxis(x, 0, 1) for x in jax.lax.scan(step, latent, actions)[1])
+
+
+def main(run: str, picture: str = "open_loop.png") -> None:
+    policy = qdac.load(run)
+    agent = policy.policy
+    if not isinstance(agent, QDACMB):
+        sys.exit(f"expected a run of qdac_mb, which has a world model, got one of {policy.origin['algo']}")
+    steps = live(policy, jax.random.PRNGKey(0))
+    obs, feature = jax.jit(lambda model, steps: foretell(agent, model, steps))(policy.params["model"], steps)
+    truth, true_feature = steps.obs[:, WATCHED:], agent.normalize(steps.feature)[:, WATCHED:]
+    spread = steps.obs.std(axis=(0, 1)) + 1e-3
+    error = np.asarray((jnp.abs(obs - truth) / spread).mean(axis=(0, 2)))
+    held = np.asarray((jnp.abs(steps.obs[:, WATCHED - 1 : WATCHED] - truth) / spread).mean(axis=(0, 2)))
+    wrong = np.asarray(jnp.abs(feature - true_feature).mean(axis=(0, 2)))
+    print(f"{len(truth)} episodes; error in deviations of each observation, {FORETOLD} steps on average: "
+          f"{error.mean():.2f} (that nothing changes: {held.mean():.2f}); of features in [-1, 1]: {wrong.mean():.2f}")
+
+    shown = np.argsort(-np.asarray(steps.obs.std(axis=1).mean(axis=0)))[:5]
+    time = np.arange(-WATCHED, FORETOLD)
+    figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex=True, constrained_layout=True)
+    for axis, i in zip(axes.flat, shown, strict=False):
+        axis.plot(time, steps.obs[0, :, i], color="black", label="truth")
+        axis.plot(time[WATCHED:], obs[0, :, i], color="#d55e00", linestyle="--", label="foretold")
+        axis.axvline(0, color="grey", linewidth=0.5)
+        axis.set_title(f"observation {i}", fontsize=9)
+    axes.flat[0].legend(fontsize=8)
+    axes.flat[5].plot(time[WATCHED:], error, color="#d55e00", label="foretold")
+    axes.flat[5].plot(time[WATCHED:], held, color="grey", linestyle=":", label="nothing changes")
+    axes.flat[5].set_title("mean error, in deviations", fontsize=9)
+    axes.flat[5].legend(fontsize=8)
+    for axis in axes[1]:
+        axis.set_xlabel("steps since the last one watched")
+    Path(picture).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120)
+    print(picture)
+
+
+if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 3:
+        sys.exit("expected a run and, if you like, a picture: python -m examples.open_loop RUN open_loop.png")
+    main(*sys.argv[1:])
