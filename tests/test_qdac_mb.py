@@ -192,7 +192,7 @@ def test_actions_have_a_gradient_through_the_model():
 def test_acting_follows_the_episode_as_training_does():
     agent = make_agent()
     params = agent.policy_params(agent.init(KEY))
-    agent.model.gumbel = lambda key, *shape: jnp.zeros((*shape, 2, 3))
+    agent.model.noise = lambda key, *shape: None
     steps, skill = make_steps(agent), jnp.array([[1.0], [3.0]])
     memory, actions = agent.initial_carry(2), []
     for t in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -349,3 +350,14 @@ def test_check_task_says_what_does_not_fit(changes, message):
     check_task(CUSTOM)
     with pytest.raises(UserError, match="task 'clock': .*" + message):
         check_task(dataclasses.replace(CUSTOM, **changes))
+
+
+def test_reference_returns_are_those_of_the_runs_they_name():
+    root = Path(__file__).parents[1]
+    returns = json.loads((root / "qdac" / "tasks" / "sac_returns.json").read_text())
+    for robot, entry in returns.items():
+        evaluation = json.loads((root / entry["run"] / "evaluation.json").read_text())
+        assert (evaluation["algo"], evaluation["mean_return"]) == ("sac", entry["mean_return"]), robot
+    task = make_task("walker2d_feet_contact")
+    assert task.reference_return == returns["walker2d"]["mean_return"]
+    assert make_task("walker2d_feet_contact", episode_length=500).reference_return is None

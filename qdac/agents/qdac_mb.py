@@ -232,7 +232,7 @@ class QDACMB(SkillObjective):
 
         noise = jax.random.normal(key_action, (horizon, num, self.task.action_size))
         last, (vector, action, std) = jax.lax.scan(
-            one_step, start, (noise, self.model.gumbel(key_latent, horizon, num))
+            one_step, start, (noise, self.model.noise(key_latent, horizon, num))
         )
         return Imagined(jnp.concatenate([vector, last.vector[None]]), action, std)
 

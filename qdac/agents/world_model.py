@@ -83,17 +83,25 @@ class Latent(NamedTuple):
         return jnp.concatenate([self.memory, self.sample], axis=-1)
 
 
-def straight_through(logits: Array, noise: Array | float) -> Array:
-    """Returns one-hot samples of logits [..., classes], by Gumbel noise or the mode without; gradients as of the
-    probabilities."""
-    one_hot = jax.nn.one_hot(jnp.argmax(logits + noise, axis=-1), logits.shape[-1])
-    probabilities = jax.nn.softmax(logits)
-    return one_hot + probabilities - jax.lax.stop_gradient(probabilities)
+def straight_through(probabilities: Array, noise: Array | None = None) -> Array:
+    """Returns one-hot samples of probabilities [..., classes], by uniform noise [..., 1], or the mode without.
+
+    Their gradients are those of the probabilities.
+    """
+    classes = probabilities.shape[-1]
+    if noise is None:
+        one_hot = jax.nn.one_hot(jnp.argmax(probabilities, axis=-1), classes)
+    else:
+        up_to = probabilities @ jnp.triu(jnp.ones((classes, classes)))
+        below = jnp.pad(up_to[..., :-1], [(0, 0)] * (up_to.ndim - 1) + [(1, 0)])
+        place = noise * up_to[..., -1:]
+        one_hot = ((below <= place) & (place < up_to)).astype(probabilities.dtype)
+    return jax.lax.stop_gradient(one_hot - probabilities) + probabilities
 
 
-def kl_divergence(logits: Array, other_logits: Array) -> Array:
-    """Returns KL(p || q) of normalised logits [..., latents, classes], summed over the variables."""
-    return (jnp.exp(logits) * (logits - other_logits)).sum(axis=(-2, -1))
+def kl_divergence(p: Array, q: Array) -> Array:
+    """Returns KL(p || q) of probabilities [..., latents, classes], summed over the variables."""
+    return (p * (jnp.log(p) - jnp.log(q))).sum(axis=(-2, -1))
 
 
 class WorldModel:
@@ -151,27 +159,27 @@ class WorldModel:
         return update * candidate + (1.0 - update) * latent.memory
 
     def prior(self, params: dict[str, Params], memory: Array) -> Array:
-        """Returns log p(x | h), [..., latents, classes]."""
-        return self._log_probabilities(params["prior"], memory)
+        """Returns p(x | h), [..., latents, classes]."""
+        return self._probabilities(params["prior"], memory)
 
     def posterior(self, params: dict[str, Params], memory: Array, embedding: Array) -> Array:
-        """Returns log q(x | h, o), [..., latents, classes]."""
-        return self._log_probabilities(params["posterior"], jnp.concatenate([memory, embedding], axis=-1))
+        """Returns q(x | h, o), [..., latents, classes]."""
+        return self._probabilities(params["posterior"], jnp.concatenate([memory, embedding], axis=-1))
 
-    def _log_probabilities(self, network: Params, inputs: Array) -> Array:
+    def _probabilities(self, network: Params, inputs: Array) -> Array:
         config = self.config
         outputs = nets.apply_silu_mlp(network, inputs)
         probabilities = jax.nn.softmax(outputs.reshape(*outputs.shape[:-1], config.latents, config.classes))
-        return jnp.log((1.0 - config.unimix) * probabilities + config.unimix / config.classes)
+        return (1.0 - config.unimix) * probabilities + config.unimix / config.classes
 
-    def latent(self, memory: Array, logits: Array, noise: Array | float = 0.0) -> Latent:
-        """Returns the states with a sample of the logits, by Gumbel noise, or with their mode."""
-        sample = straight_through(logits, noise)
+    def latent(self, memory: Array, probabilities: Array, noise: Array | None = None) -> Latent:
+        """Returns the states with a sample of the probabilities, by noise, or with their mode."""
+        sample = straight_through(probabilities, noise)
         return Latent(memory, sample.reshape(*memory.shape[:-1], self.sample_size))
 
-    def gumbel(self, key: Array, *shape: int) -> Array:
-        """Returns noise for samples."""
-        return jax.random.gumbel(key, (*shape, self.config.latents, self.config.classes))
+    def noise(self, key: Array, *shape: int) -> Array | None:
+        """Returns what samples are drawn by: a number in [0, 1) for each variable."""
+        return jax.random.uniform(key, (*shape, self.config.latents, 1))
 
     # Heads.
 
@@ -192,7 +200,7 @@ class WorldModel:
     # Many steps.
 
     def follow(self, params: dict[str, Params], steps: Sequences, key: Array) -> tuple[Latent, Array]:
-        """Returns the latent states of observed steps [num, length], and the logits of their posteriors."""
+        """Returns the latent states of observed steps [num, length], and the probabilities of their posteriors."""
         num, length = steps.reward.shape
         embeddings = self.encode(params, steps.obs)
         before = jnp.pad(steps.action[:, :-1], ((0, 0), (1, 0), (0, 0)))
@@ -201,12 +209,12 @@ class WorldModel:
             embedding, action, is_first, noise = inputs
             latent, action = jax.tree.map(lambda x: x * (1.0 - is_first[:, None]), (latent, action))
             memory = self.remember(params, latent, action)
-            logits = self.posterior(params, memory, embedding)
-            latent = self.latent(memory, logits, noise)
-            return latent, (latent, logits)
+            probabilities = self.posterior(params, memory, embedding)
+            latent = self.latent(memory, probabilities, noise)
+            return latent, (latent, probabilities)
 
         by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (embeddings, before, steps.is_first))
-        _, found = jax.lax.scan(one_step, self.initial(num), (*by_time, self.gumbel(key, length, num)))
+        _, found = jax.lax.scan(one_step, self.initial(num), (*by_time, self.noise(key, length, num)))
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
 
     def loss(self, params: dict[str, Params], steps: Sequences, key: Array) -> tuple[Array, Latent, dict[str, Array]]:

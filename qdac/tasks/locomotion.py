@@ -7,7 +7,9 @@ avoids Brax's debug contacts, which are recomputed in every physics sub-step.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
 import jax.numpy as jnp
@@ -143,11 +145,21 @@ SPECS = {
 }
 
 
+def reference_return(robot: str) -> float | None:
+    """Returns what SAC reached with a robot, from sac_returns.json, which names the run of each."""
+    runs = json.loads(resources.files("qdac.tasks").joinpath("sac_returns.json").read_text())
+    return runs[robot]["mean_return"] if robot in runs else None
+
+
 def make(
     name: str, *, backend: str = "spring", episode_length: int = 1000, **env_options: Any
 ) -> Task:
-    """Returns one of the paper's tasks; `env_options` go to the Brax env (e.g. reset_noise_scale)."""
+    """Returns one of the paper's tasks; `env_options` go to the Brax env (e.g. reset_noise_scale).
+
+    What SAC reached is known for the env as it is: with other options there is nothing to compare with.
+    """
     spec = SPECS[name]
+    is_known = (backend, episode_length, env_options) == ("spring", 1000, {})
     env: Env = envs.get_environment(spec.robot, backend=backend, **env_options)
     if spec.robot == "humanoid":
         env = ScaleActions(env, 1.0 / 0.4)
@@ -155,4 +167,5 @@ def make(
         name=name, env=env, feature_fn=spec.feature, skill_space=spec.skill_space,
         threshold=spec.threshold, d_eval=spec.d_eval, episode_length=episode_length,
         summary=spec.summary, feature_names=spec.feature_names,
+        reference_return=reference_return(spec.robot) if is_known else None,
     )
