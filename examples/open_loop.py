@@ -1,6 +1,6 @@
 """What a world model foretells, beside what happens: python -m examples.open_loop RUN [PICTURE]
 
-Executes one skill of a trained `qdac_mb` run, lets the model watch the first steps, and then only tells it the actions.
+Executes uniform skills of a trained `qdac_mb` run, lets the model watch some steps, then tells it the actions only.
 """
 
 import sys
@@ -39,8 +39,12 @@ def live(policy: TrainedPolicy, key: jax.Array) -> Sequences:
         following = jax.vmap(task.step)(env, action)
         return (following, memory), (env.obs, action, following.reward, jax.vmap(task.feature)(env), following.done)
 
-    start = jax.vmap(task.reset)(jax.random.split(key_reset, EPISODES)), agent.initial_carry(EPISODES)
-    _, steps = jax.lax.scan(step, start, length=BEGIN + WATCHED + FORETOLD)
+    @jax.jit
+    def episodes(key: jax.Array) -> tuple:
+        start = jax.vmap(task.reset)(jax.random.split(key, EPISODES)), agent.initial_carry(EPISODES)
+        return jax.lax.scan(step, start, length=BEGIN + WATCHED + FORETOLD)[1]
+
+    steps = episodes(key_reset)
     obs, action, reward, feature, done = (jnp.moveaxis(x[BEGIN:], 0, 1) for x in steps)
     alive = steps[-1].sum(axis=0) == 0
     is_first = jnp.zeros(reward.shape).at[:, 0].set(1.0)
@@ -69,6 +73,8 @@ def main(run: str, picture: str = "open_loop.png") -> None:
     if not isinstance(agent, QDACMB):
         sys.exit(f"expected a run of qdac_mb, which has a world model, got one of {policy.origin['algo']}")
     steps = live(policy, jax.random.PRNGKey(0))
+    if not len(steps.obs):
+        sys.exit(f"expected episodes of {BEGIN + WATCHED + FORETOLD} steps, got none that long; train for longer")
     obs, feature = jax.jit(lambda model, steps: foretell(agent, model, steps))(policy.params["model"], steps)
     truth, true_feature = steps.obs[:, WATCHED:], agent.normalize(steps.feature)[:, WATCHED:]
     spread = steps.obs.std(axis=(0, 1)) + 1e-3
@@ -76,10 +82,10 @@ def main(run: str, picture: str = "open_loop.png") -> None:
     held = np.asarray((jnp.abs(steps.obs[:, WATCHED - 1 : WATCHED] - truth) / spread).mean(axis=(0, 2)))
     wrong = np.asarray(jnp.abs(feature - true_feature).mean(axis=(0, 2)))
     print(f"{len(truth)} episodes; error in deviations of each observation, {FORETOLD} steps on average: "
-          f"{error.mean():.2f} (that nothing changes: {held.mean():.2f}); of features in [-1, 1]: {wrong.mean():.2f}")
+          f"{error.mean():.2f} (that nothing changes: {held.mean():.2f}); of features: {wrong.mean():.2f}")
 
     shown = np.argsort(-np.asarray(steps.obs.std(axis=1).mean(axis=0)))[:5]
-    time = np.arange(-WATCHED, FORETOLD)
+    time = np.arange(1 - WATCHED, FORETOLD + 1)
     figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex=True, constrained_layout=True)
     for axis, i in zip(axes.flat, shown, strict=False):
         axis.plot(time, steps.obs[0, :, i], color="black", label="truth")

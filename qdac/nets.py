@@ -60,7 +60,7 @@ def apply_silu_mlp(params: MLPParams, x: Array) -> Array:
 def rms_norm(x: Array) -> Array:
     """Returns x with a mean square of 1 over its last axis."""
     size = x.shape[-1]
-    return x * jax.lax.rsqrt(jnp.square(x) @ jnp.full((size, 1), 1.0 / size, x.dtype) + 1e-5)
+    return x * jax.lax.rsqrt(jnp.square(x) @ jnp.full((size, 1), 1.0 / size, x.dtype) + 1e-3)
 
 
 def _layer_norm(x: Array) -> Array:

@@ -60,10 +60,11 @@ class TrunkConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
         check_schedule(self, "initial_discount", "discount_updates")
-        if self.warmup_steps < self.num_envs * (self.window - self.steps_per_iteration):
+        least = self.num_envs * (self.window - self.steps_per_iteration)
+        if self.warmup_steps < least:
             raise UserError(
-                f"warmup_steps should fill a window of {self.window} steps of {self.num_envs} envs, "
-                f"got {self.warmup_steps}"
+                f"warmup_steps should be at least {least}, to fill a window of {self.window} steps of "
+                f"{self.num_envs} envs, got {self.warmup_steps}"
             )
 
     @property

@@ -22,20 +22,27 @@ def symexp(x: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Bins:
-    """`num` bins, evenly spaced from -limit to limit in units of symlog."""
+    """`num` bins from -symexp(limit) to symexp(limit), evenly spaced in units of symlog: close together near 0."""
 
     num: int
     limit: float
 
+    @property
+    def spacing(self) -> float:
+        """The distance of two neighbours in units of symlog."""
+        return 2.0 * self.limit / (self.num - 1)
+
     def mean(self, logits: Array) -> Array:
         """Returns the numbers that distributions [..., num] stand for."""
-        return symexp(jax.nn.softmax(logits) @ jnp.linspace(-self.limit, self.limit, self.num))
+        return jax.nn.softmax(logits) @ symexp(jnp.linspace(-self.limit, self.limit, self.num))
 
     def two_hot(self, number: Array) -> Array:
         """Returns weights [..., num] of the two bins around each number whose mean it is; those beyond are cut off."""
-        spacing = 2.0 * self.limit / (self.num - 1)
-        position = (jnp.clip(symlog(number), -self.limit, self.limit) + self.limit) / spacing
-        return jnp.maximum(0.0, 1.0 - jnp.abs(position[..., None] - jnp.arange(self.num)))
+        place = (jnp.clip(symlog(number), -self.limit, self.limit) + self.limit) / self.spacing
+        below = jnp.clip(jnp.floor(place), 0, self.num - 2)
+        low, high = (symexp((below + i) * self.spacing - self.limit) for i in (0, 1))
+        place = below + jnp.clip((number - low) / (high - low), 0.0, 1.0)
+        return jnp.maximum(0.0, 1.0 - jnp.abs(place[..., None] - jnp.arange(self.num)))
 
     def loss(self, logits: Array, number: Array) -> Array:
         """Returns the cross-entropy of distributions [..., num] towards numbers [...]."""

@@ -84,8 +84,9 @@ def known(agent: QDACMB) -> dict[str, Any]:
     model = params["model"]
     model["feature"] = always(model["feature"], certain(FEATURE))
     model["outcome"] = always(model["outcome"], [*certain(REWARD), np.log(GOES_ON / (1 - GOES_ON))])
-    params["critic"] = always(params["critic"], certain(VALUE))
-    params["successor"] = always(params["successor"], certain(PSI))
+    outputs = [(VALUE, PSI)] if agent.config.shared_critics else [(VALUE,), (PSI,)]
+    for name, numbers in zip(agent.critic_names, outputs, strict=True):
+        params[name] = always(params[name], certain(*numbers))
     params["actor"] = always(params["actor"], 0.0)
     if "multiplier" in params:
         params["multiplier"] = always(params["multiplier"], LOGIT)
@@ -109,8 +110,13 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
 
 
 @pytest.mark.parametrize("death", ["centre", "opposite"])
-@pytest.mark.parametrize("fields", [{}, {"multiplier": 0.5}, {"skill_critic": "distance"},
-                                    {"skill_critic": "distance", "multiplier": 0.66}])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"multiplier": 0.5}, {"skill_critic": "distance"},
+        {"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True},
+    ],
+)  # fmt: skip
 def test_losses_by_hand(fields, death):
     """QDAC-MB and its three ablations, where all that is imagined is known."""
     agent = make_agent(death=death, huber_scale=1e-6, **fields)
@@ -140,17 +146,37 @@ def test_losses_by_hand(fields, death):
     close(total, model + others, rtol=1e-4)
 
 
-def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones():
-    """A critic of even odds: its loss is log(bins) for the target and as much for the slow one, by the weights."""
-    agent = make_agent()
+@pytest.mark.parametrize("shared", [False, True])
+def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones(shared):
+    """Critics that lean to one side: their cross-entropies towards the returns, and towards what the slow ones say."""
+    agent = make_agent(shared_critics=shared)
     params = known(agent)
-    params["critic"] = always(params["critic"], 0.0)
-    target = {name: params[name] for name in agent.critic_names}
-    for scale in (0.0, 1.0):
-        agent = make_agent(slow_scale=scale)
-        _, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
-        weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON)).mean()
-        close(metrics["loss/critic"], (1 + scale) * np.log(11) * weight, rtol=1e-4)
+    lean, slow_lean = np.linspace(-1, 1, 11), np.linspace(1, -2, 11)
+
+    def leaning(logits):
+        sizes = {name: params[name][-1]["bias"].size for name in agent.critic_names}
+        return {name: always(params[name], np.resize(logits, size)) for name, size in sizes.items()}
+
+    target = leaning(slow_lean)
+    _, metrics = agent.losses(params | leaning(lean), target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
+    says = float(agent.bins.mean(jnp.array(lean)))
+    returns = plain_returns([REWARD] * HORIZON, [says] * HORIZON, [GOES_ON] * HORIZON, 0.0)
+    features = plain_returns([FEATURE] * HORIZON, [says] * HORIZON, [GOES_ON] * HORIZON, 0.0)
+    weight = (GAMMA * GOES_ON) ** np.arange(HORIZON)
+    log_odds = np.asarray(jax.nn.log_softmax(jnp.array(lean)))
+
+    def cross_entropy(numbers):
+        return -(np.asarray(agent.bins.two_hot(jnp.array(numbers))) * log_odds).sum(axis=-1)
+
+    near_slow = cross_entropy(float(agent.bins.mean(jnp.array(slow_lean))))
+    close(metrics["loss/critic"], (weight * (cross_entropy(returns) + near_slow)).mean(), rtol=1e-4)
+    close(metrics["loss/successor"], (weight * (cross_entropy(features) + near_slow)).mean(), rtol=1e-4)
+
+
+def test_distances_have_a_gradient_where_they_are_0():
+    agent = make_agent(skill_critic="distance")
+    gradient = jax.grad(lambda feature: agent.summed(feature, jnp.array([0.5])).sum())(jnp.array([0.5]))
+    assert np.isfinite(gradient).all()
 
 
 def test_each_loss_teaches_its_own_network():
@@ -223,7 +249,7 @@ def test_the_paper_preset_is_the_papers_table():
         ({"return_mix": 1.5}, "return_mix should be in [0, 1], got 1.5"),
         ({"classes": 1}, "classes should be at least 2, got 1"),
         ({"multiplier": 2.0}, "multiplier should be in [0, 1]"),
-        ({"sequence_length": 64, "warmup_steps": 0}, "warmup_steps should fill a window of 64 steps of 4 envs, got 0"),
+        ({"sequence_length": 64, "warmup_steps": 0}, "warmup_steps should be at least 248, to fill a window of 64"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(fields, line):

@@ -196,7 +196,7 @@ def test_it_learns_a_small_system():
         ({"classes": 1}, "classes should be at least 2, got 1"),
         ({"memory_size": 0}, "memory_size should be positive, got 0"),
         ({"head_sizes": ()}, "head_sizes should be positive widths, got ()"),
-        ({"unimix": 1.0}, "unimix should be in [0, 1), got 1.0"),
+        ({"unimix": 1.0}, "unimix should be in (0, 1), got 1.0"),
         ({"free_nats": -1.0}, "free_nats should not be negative, got -1.0"),
     ],
 )

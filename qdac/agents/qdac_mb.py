@@ -1,7 +1,8 @@
 """Quality-Diversity Actor-Critic, model-based, on DreamerV3: skills are learned in imagination.
 
 From every state s that the world model (world_model.py) has followed, one uniform skill z is imagined for H steps
-with actions of the policy, and the actor maximises, by gradients through the model, the sum over those steps of
+with actions of the policy, and the actor maximises, by gradients through the model, the sum over those steps,
+each weighted by gamma and the chance to live it, of
 
     (1 - lambda(z)) V_l(s_t,z)  -  lambda(z) || (1 - gamma) psi_l(s_t,z) - z ||  +  eta H[pi(.|s_t,z)]
 
@@ -34,7 +35,7 @@ STD_BOUNDS = (0.1, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Config(SkillConfig, ModelConfig):
-    """Hyper-parameters of QDAC-MB; the defaults are the paper's and, where it is silent, those of its code."""
+    """Hyper-parameters of QDAC-MB; the defaults are the paper's, its code's where docs/deviations.md says so."""
 
     num_envs: int = 16
     steps_per_iteration: int = 2
@@ -54,7 +55,9 @@ class Config(SkillConfig, ModelConfig):
     model_learning_rate: float = 1e-4
     """Adam's step size for the world model."""
     learning_rate: float = 3e-5
-    """Adam's step size for actor, critics and multiplier."""
+    """Adam's step size for actor and critics."""
+    multiplier_learning_rate: float = 3e-5
+    """Adam's step size for the multiplier."""
     max_gradient_norm: float = 100.0
     """Clip the gradient of each network to this norm; 0 for no clipping."""
     target_rate: float = 0.02
@@ -67,7 +70,7 @@ class Config(SkillConfig, ModelConfig):
     """Widths of the hidden layers of the multiplier, which sees the skill only."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "sequence_length", "model_learning_rate", "learning_rate"):
+        for name in ("horizon", "sequence_length", "model_learning_rate", "learning_rate", "multiplier_learning_rate"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
         for name in ("entropy_scale", "max_gradient_norm", "slow_scale"):
@@ -199,8 +202,10 @@ class QDACMB(SkillObjective):
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
         """Returns an Adam for each network."""
-        rates = dict.fromkeys(params, self.config.learning_rate) | {"model": self.config.model_learning_rate}
-        return adam_for_each(rates, self.config.max_gradient_norm)
+        config = self.config
+        own = {"model": config.model_learning_rate, "multiplier": config.multiplier_learning_rate}
+        rates = {name: own.get(name, config.learning_rate) for name in params}
+        return adam_for_each(rates, config.max_gradient_norm)
 
     def observe(self, state: State, obs: Array) -> State:
         """Returns the state as it was: symlog stands in for statistics of the observations."""
@@ -252,19 +257,19 @@ class QDACMB(SkillObjective):
         asked = self.task.skill_space.sample(key_skill, start.memory.shape[0])
         skill = self.normalize(asked)
         vector, action, std = self.imagine(judges["model"], params["actor"], start, skill, key_imagine)
-        skills = jnp.broadcast_to(skill, (len(vector), *skill.shape))
+        skills = jnp.broadcast_to(skill, (len(action), *skill.shape))
         reward, goes_on = self.model.outcome(judges["model"], vector[:-1], action)
         reward, goes_on = self.bins.mean(reward), jax.nn.sigmoid(goes_on)
         feature = self.bins.mean(self.model.feature(judges["model"], vector[:-1]))
-        expected = self.bins.mean(self.critics(judges, vector, skills))
+        next_average = self.bins.mean(self.critics(judges, vector[1:], skills))
 
         # The lambda-returns of both critics, one beside the other.
         now = jnp.concatenate([reward[..., None], self.summed(feature, skill)], axis=-1)
         after_end = jnp.concatenate([jnp.zeros((len(skill), 1)), self.summed(self.death(asked), skill)], axis=-1)
-        averages = lambda_returns(now, expected[1:], goes_on, after_end, discount, config.return_mix)
+        averages = lambda_returns(now, next_average, goes_on, after_end, discount, config.return_mix)
+        # How likely each step is to be lived, and how much it counts.
         lived = jnp.cumprod(discount * goes_on[:-1], axis=0)
         weight = fixed(jnp.concatenate([jnp.ones((1, len(skill))), lived]))
-        """How likely each step is to be lived, and how much it counts."""
 
         # Policy improvement.
         value = averages[..., 0] / (1.0 - discount)
@@ -280,8 +285,8 @@ class QDACMB(SkillObjective):
         loss_actor = -(weight * objective).mean()
 
         # Policy evaluation: towards the lambda-returns, and not too far from the slow critics.
-        logits = self.critics(params, fixed(vector[:-1]), skills[:-1])
-        slow = self.bins.mean(self.critics(target, fixed(vector[:-1]), skills[:-1]))
+        logits = self.critics(params, fixed(vector[:-1]), skills)
+        slow = self.bins.mean(self.critics(target, fixed(vector[:-1]), skills))
         towards = self.bins.loss(logits, fixed(averages)) + config.slow_scale * self.bins.loss(logits, fixed(slow))
         loss_critic, loss_successor = (
             (weight[..., None] * part).sum(axis=-1).mean() for part in (towards[..., :1], towards[..., 1:])
@@ -332,6 +337,7 @@ LAPTOP = Config(
     sequence_length=16,
     learning_rate=3e-4,
     model_learning_rate=1e-3,
+    multiplier_learning_rate=3e-3,
     shared_critics=True,
     death="opposite",
     discount=0.99,

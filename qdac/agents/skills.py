@@ -107,7 +107,7 @@ class SkillObjective:
         """Returns what the skill critic sums of features [..., skill_size]: themselves, or their distances."""
         if self.config.skill_critic == "successor":
             return features
-        return jnp.linalg.norm(features - skill, axis=-1, keepdims=True)
+        return optax.safe_norm(features - skill, 1e-6, axis=-1, keepdims=True)  # Has a gradient at 0.
 
     def distances(self, expected_sum: Array, skill: Array, discount: Array | float) -> tuple[Array, Array]:
         """Returns the distance that the actor minimises, and the one that the threshold is for, in the task's units.

@@ -42,8 +42,8 @@ class ModelConfig:
     """Widths of the hidden layers of every head, of the critics and of the actor."""
     num_bins: int = 255
     """Bins of a distribution of rewards, features, values and successor features."""
-    bin_limit: float = 20.0
-    """Where the bins end, in units of symlog."""
+    bin_limit: float = 6.0
+    """Where the bins end, in units of symlog: rewards and averages beyond symexp(6) = 402 are cut off."""
     unimix: float = 0.01
     """Share of the uniform distribution in every categorical one."""
     free_nats: float = 1.0
@@ -66,8 +66,8 @@ class ModelConfig:
         for name in ("free_nats", "dynamics_scale", "representation_scale"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
-        if not 0 <= self.unimix < 1:
-            raise UserError(f"unimix should be in [0, 1), got {self.unimix}")
+        if not 0 < self.unimix < 1:
+            raise UserError(f"unimix should be in (0, 1), got {self.unimix}")
 
 
 class Latent(NamedTuple):
@@ -177,7 +177,7 @@ class WorldModel:
         sample = straight_through(probabilities, noise)
         return Latent(memory, sample.reshape(*memory.shape[:-1], self.sample_size))
 
-    def noise(self, key: Array, *shape: int) -> Array | None:
+    def noise(self, key: Array, *shape: int) -> Array:
         """Returns what samples are drawn by: a number in [0, 1) for each variable."""
         return jax.random.uniform(key, (*shape, self.config.latents, 1))
 
