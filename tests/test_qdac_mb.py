@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 from probes import always, clock_task, close, taught
 
@@ -15,6 +16,7 @@ from qdac.agents import get_preset
 from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns
 from qdac.errors import UserError
 from qdac.replay import Sequences
+from qdac.trunk import Trunk
 
 KEY = jax.random.PRNGKey(0)
 GAMMA, MIX, HORIZON = 0.9, 0.8, 3
@@ -232,6 +234,23 @@ def test_acting_follows_the_episode_as_training_does():
     _, explored = agent.explore(params, agent.initial_carry(2), steps.obs[:, 0], skill, jnp.array([[100.0], [0.0]]))
     close(explored, jnp.stack([jnp.ones(1), actions[0][1]]), atol=1e-5)
     assert ((0.1 < std) & (std < 1.0)).all()
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_updates_stay_finite_and_leak_nothing():
+    from examples.stepping import stepping
+
+    config = dataclasses.replace(get_preset("qdac_mb", "debug").config, updates_per_iteration=200)
+    task = stepping()
+    trunk = Trunk(QDACMB(config, task), task)
+    state, process = trunk.init(KEY), psutil.Process()
+    while (num_updates := int(state.agent.num_updates)) < 100_000:
+        state, metrics, _ = trunk.iterate(state)
+        assert all(np.isfinite(value) for value in metrics.values()), (num_updates, metrics)
+        if num_updates <= 10_000:
+            resident = process.memory_info().rss
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent))
+    assert process.memory_info().rss < resident + 50e6
 
 
 def test_the_paper_preset_is_the_papers_table():
