@@ -111,7 +111,7 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
     return {"value": value, "distance": distance, "skill_distance": skill_distance}
 
 
-@pytest.mark.parametrize("death", ["centre", "opposite"])
+@pytest.mark.parametrize("death, spread", [("centre", 0.5), ("opposite", 4.0)])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -119,19 +119,20 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
         {"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True},
     ],
 )  # fmt: skip
-def test_losses_by_hand(fields, death):
+def test_losses_by_hand(fields, death, spread):
     """QDAC-MB and its three ablations, where all that is imagined is known."""
     agent = make_agent(death=death, huber_scale=1e-6, **fields)
     params = known(agent)
     asked = np.asarray(agent.task.skill_space.sample(jax.random.split(KEY, 3)[1], 8))[:, 0]
-    target = {name: params[name] for name in agent.critic_names}
+    target = {name: params[name] for name in agent.critic_names} | {"spread": spread}
     total, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
     numbers = by_hand(asked, is_sum="skill_critic" in fields, death=death)
 
     weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON))[:, None]
     multiplier = fields.get("multiplier", 1 / (1 + np.exp(-LOGIT)))
     entropy = np.log(STD) + 0.5 * np.log(2 * np.pi * np.e)
-    objective = (1 - multiplier) * numbers["value"] - multiplier * numbers["distance"] + 0.1 * entropy
+    scale = max(1.0, spread)
+    objective = (1 - multiplier) * numbers["value"] / scale - multiplier * numbers["distance"] + 0.1 * entropy
     close(metrics["loss/actor"], -(weight * objective).mean(), rtol=1e-4)
     close(metrics["train/value"], numbers["value"].mean(), rtol=1e-4)
     close(metrics["train/expected_distance"], numbers["skill_distance"].mean(), rtol=1e-4)
@@ -159,7 +160,7 @@ def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones(shared):
         sizes = {name: params[name][-1]["bias"].size for name in agent.critic_names}
         return {name: always(params[name], np.resize(logits, size)) for name, size in sizes.items()}
 
-    target = leaning(slow_lean)
+    target = leaning(slow_lean) | {"spread": 1.0}
     _, metrics = agent.losses(params | leaning(lean), target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
     says = float(agent.bins.mean(jnp.array(lean)))
     returns = plain_returns([REWARD] * HORIZON, [says] * HORIZON, [GOES_ON] * HORIZON, 0.0)
@@ -173,6 +174,15 @@ def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones(shared):
     near_slow = cross_entropy(float(agent.bins.mean(jnp.array(slow_lean))))
     close(metrics["loss/critic"], (weight * (cross_entropy(returns) + near_slow)).mean(), rtol=1e-4)
     close(metrics["loss/successor"], (weight * (cross_entropy(features) + near_slow)).mean(), rtol=1e-4)
+
+
+def test_the_spread_is_a_decayed_mean_over_updates():
+    agent = make_agent()
+    update = jax.jit(agent.update)
+    state, first = update(agent.init(KEY), make_steps(agent), KEY)
+    close(state.target["spread"], 0.01 * first["train/spread"])
+    state, second = update(state, make_steps(agent), KEY)
+    close(state.target["spread"], 0.0099 * first["train/spread"] + 0.01 * second["train/spread"], rtol=1e-4)
 
 
 def test_distances_have_a_gradient_where_they_are_0():
@@ -212,7 +222,7 @@ def test_actions_have_a_gradient_through_the_model():
     params = agent.init(KEY).params
     head = params["model"]["feature"]
     head[-1]["kernel"] = jax.random.normal(KEY, head[-1]["kernel"].shape)
-    target = {name: params[name] for name in agent.critic_names}
+    target = {name: params[name] for name in agent.critic_names} | {"spread": 1.0}
     gradient = jax.grad(lambda params: agent.losses(params, target, 0, make_steps(agent), KEY)[1]["loss/actor"])(params)
     assert taught(gradient) == {"actor"}
 

@@ -31,6 +31,8 @@ from qdac.types import Array, Params, Task, skill_commands
 
 STD_BOUNDS = (0.1, 1.0)
 """Of the policy's actions: it never stops exploring, nor is all noise."""
+SPREAD_RATE = 0.01
+"""How far the spread of returns moves towards the one just seen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Config(SkillConfig, ModelConfig):
     """H: steps imagined from every state of those sequences."""
     return_mix: float = 0.95
     """lambda of the lambda-returns: how much the imagined future counts against what the critic expects."""
+    normalize_returns: bool = True
+    """Divide V_l in the actor's objective by the spread of returns (from the 5th to the 95th of a hundred), if that is
+    above 1: returns of hundreds then weigh as much as a distance below 1."""
     entropy_scale: float = 3e-4
     """eta: what the entropy of the policy is worth."""
     model_learning_rate: float = 1e-4
@@ -92,7 +97,7 @@ class State(NamedTuple):
     params: dict[str, Params]
     """model, actor, the critics, and the multiplier if it is learned."""
     target: dict[str, Params]
-    """The slow critics."""
+    """The slow critics, and the spread of returns as a decayed mean."""
     optimizer: Any
     num_updates: Array
 
@@ -197,7 +202,7 @@ class QDACMB(SkillObjective):
             params[name] = nets.init_mlp(key_critic, sizes, layer_norm=True, zero_output=True)
         if config.multiplier is None:
             params["multiplier"] = nets.init_mlp(key_multiplier, (task.skill_size, *config.multiplier_sizes, 1))
-        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names}
+        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names} | {"spread": jnp.zeros(())}
         return State(params, target, self.optimizer(params).init(params), jnp.zeros((), jnp.int32))
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
@@ -281,7 +286,8 @@ class QDACMB(SkillObjective):
         else:
             multiplier, loss_multiplier = jnp.full(len(skill), config.multiplier), jnp.zeros(())
         entropy = (jnp.log(std) + 0.5 * math.log(2.0 * math.pi * math.e)).sum(axis=-1)
-        objective = (1.0 - multiplier) * value - multiplier * distance + config.entropy_scale * entropy
+        scale = jnp.maximum(1.0, target["spread"]) if config.normalize_returns else 1.0
+        objective = (1.0 - multiplier) * value / scale - multiplier * distance + config.entropy_scale * entropy
         loss_actor = -(weight * objective).mean()
 
         # Policy evaluation: towards the lambda-returns, and not too far from the slow critics.
@@ -299,6 +305,7 @@ class QDACMB(SkillObjective):
             "loss/multiplier": loss_multiplier,
             "train/entropy": entropy.mean(),
             "train/value": value.mean(),
+            "train/spread": jnp.percentile(value, 95.0) - jnp.percentile(value, 5.0),
             "train/expected_distance": skill_distance.mean(),
             "train/satisfied": (skill_distance <= threshold).mean(),
             "train/multiplier": multiplier.mean(),
@@ -314,9 +321,11 @@ class QDACMB(SkillObjective):
         )
         updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        target = optax.incremental_update(
-            {name: params[name] for name in state.target}, state.target, self.config.target_rate
-        )
+        target = {
+            name: optax.incremental_update(params[name], state.target[name], self.config.target_rate)
+            for name in self.critic_names
+        }
+        target["spread"] = optax.incremental_update(metrics["train/spread"], state.target["spread"], SPREAD_RATE)
         return State(params, target, optimizer, state.num_updates + 1), metrics
 
 
