@@ -33,9 +33,10 @@ bench: $(READY) ## measure the speed on this machine, as JSON
 results: $(READY) ## write the table of results/ into README.md
 	@$(PY) -m qdac.report.results_table results README.md
 
-report: $(READY) ## write the report over results/ to docs/results
-	@rm -rf docs/results
-	@$(PY) -m qdac report results -o docs/results --no-png
+report: $(READY) ## write the reports over results/laptop and results/laptop-2e6 to docs/results and docs/comparison
+	@rm -rf docs/results docs/comparison
+	@$(PY) -m qdac report results/laptop -o docs/results --no-png
+	@$(PY) -m qdac report results/laptop-2e6 -o docs/comparison --no-png
 
 picture: ## take docs/images/report.png of the page in docs/results (with CHROMIUM=chromium)
 	@"$(CHROMIUM)" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,1500 \
