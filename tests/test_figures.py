@@ -292,10 +292,10 @@ def test_table_is_ordered_by_preset_task_algorithm_and_seed(tmp_path):
     ]
 
 
-def test_other_algorithms_have_no_targets(tmp_path):
+def test_other_algorithms_and_budgets_have_no_targets(tmp_path):
     write_run(tmp_path, "ant_velocity", 0, algo="sac", achieved=0.0)
-    (row,) = table_rows(tmp_path)
-    assert (row["achieved"], row["target achieved"]) == ("0.0%", "–")
+    write_run(tmp_path, "ant_velocity", 0, preset="paper-2e6", achieved=0.0)
+    assert [(row["achieved"], row["target achieved"]) for row in table_rows(tmp_path)] == [("0.0%", "–")] * 2
 
 
 def test_a_miss_is_a_miss_and_a_tie_is_not(tmp_path):

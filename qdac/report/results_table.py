@@ -20,7 +20,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a run of qdac on a task is expected to reach at least."""
+    """What a run of qdac on a task, with a preset's budget, is expected to reach at least."""
 
     achieved: float
     performance_score: float
@@ -35,6 +35,8 @@ TARGETS = {
     "humanoid_angle": Target(0.80, 4000.0),
     "humanoid_jump": Target(0.40, 2000.0),
 }
+WHOLE = ("laptop", "paper")
+"""Presets with their own budget; folders of other names hold runs with another one, which have no target."""
 COLUMNS = (
     "preset", "task", "algorithm", "seed", "training minutes", "env steps", "updates", "rollouts", "achieved",
     "target achieved", "performance score", "target performance", "best return", "mean distance", "episode length",
@@ -54,7 +56,8 @@ def results_table(results_folder: str | Path) -> str:
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
             preset = run.relative_to(folder).parts[0]
             labels = preset, str(evaluation["task"]), str(evaluation["algo"]), int(config["seed"])
-            rows.append((*labels, _cells(evaluation)))
+            has_target = preset in WHOLE and evaluation["algo"] == "qdac"
+            rows.append((*labels, _cells(evaluation, TARGETS.get(labels[1]) if has_target else None)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"left out {run}: {type(error).__name__}: {error}", file=sys.stderr)
     if not rows:
@@ -70,9 +73,8 @@ def results_table(results_folder: str | Path) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _cells(evaluation: dict[str, Any]) -> list[str]:
+def _cells(evaluation: dict[str, Any], target: Target | None) -> list[str]:
     """Returns the cells after the seed of one run's row."""
-    target = TARGETS.get(evaluation["task"]) if evaluation["algo"] == "qdac" else None
     goal = dataclasses.asdict(target) if target else {}
 
     def score(name: str, form: str) -> str:
