@@ -74,6 +74,7 @@ def test_a_time_limit_that_is_lifted(trained, tmp_path):
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_an_interrupt_in_python(trained, tmp_path, monkeypatch, num_signals):
     """The first saves before it has its usual effect; with a second it has it at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells have background jobs ignore it.
     run, iterate = tmp_path / "run", Training.iterate
 
     def interrupted(self, *arguments):
