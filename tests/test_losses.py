@@ -211,6 +211,35 @@ def test_all_losses_of_constant_networks(shared_critics, average_heads, death):
     close(metrics["train/multiplier"], 0.75)
 
 
+@pytest.mark.parametrize("average_heads", [False, True])
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_losses_where_death_is_apart(shared_critics, average_heads):
+    """psi has a second number, how much of the future is death times its distance, 3; of both 0.1 is expected.
+
+    The skills' own is taught N(1) + 0.9 * 2, and N(3) + 0.9 N(2.2) / (1 - 0.9): the dead do as they were asked. Of
+    death it is taught 0 + 0.9 * 2 and 0.9 * 3 / (1 - 0.9).
+    """
+    config = small_config(shared_critics=shared_critics, average_heads=average_heads, death="apart", death_distance=3.0)
+    agent = qdac.QDAC(config, clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    scale = 0.1 if average_heads else 1.0
+    errors = [head - goal for head in (-2, 4) for goal in (1.3, 1.4, 1.8, 27.0)]
+    close(metrics["loss/successor"], scale**2 * np.square(errors).mean() / 2, rtol=1e-4)
+    away = np.hypot([0.4, 0.0], 0.1)
+    close(metrics["loss/actor"], -0.25 * 5 + 0.75 * (away.mean() - 0.001), rtol=1e-4)
+    close(metrics["train/expected_distance"], 2 * away.mean(), rtol=1e-4)
+
+
+def test_death_apart_is_a_distance_like_others_in_a_sum_of_distances():
+    """As with the farthest feature, 0.4 and 0.9 times ten steps, but 3 away and not 1.1."""
+    agent = qdac.QDAC(small_config(skill_critic="distance", death="apart", death_distance=3.0), clock_task())
+    end = 0.4 + 27.0
+    close(
+        losses(agent, *constant_networks(agent))["loss/successor"],
+        (4.8**2 + 1.2**2 + (-2 - end) ** 2 + (4 - end) ** 2) / 8, rtol=1e-4,
+    )  # fmt: skip
+
+
 def test_averaged_heads_leave_the_actor_its_objective():
     """The same networks with outputs (1 - gamma) times as large stand for the same sums."""
     sums = qdac.QDAC(small_config(), clock_task())
@@ -341,14 +370,14 @@ def test_opposite_of_a_box_is_its_far_corner(normalize_features, farthest):
     """In [1, 5] the corner far from 2 is 5, from 4 it is 1; in units of the critics."""
     task = dial_task(skill_space=Box((1.0,), (5.0,), (4,)))
     agent = qdac.QDAC(small_config(normalize_features=normalize_features, death="opposite"), task)
-    close(agent.death(jnp.array([[2.0], [4.0]])), farthest)
+    close(agent.death_feature(jnp.array([[2.0], [4.0]])), farthest)
 
 
 @pytest.mark.parametrize("normalize_features", [True, False])
 def test_opposite_of_a_heading_is_behind(normalize_features):
     config = small_config(normalize_features=normalize_features, death="opposite")
     agent = qdac.QDAC(config, dial_task(skill_space=Circle()))
-    close(agent.death(jnp.array([[0.6, -0.8]])), [[-0.6, 0.8]])
+    close(agent.death_feature(jnp.array([[0.6, -0.8]])), [[-0.6, 0.8]])
 
 
 def test_threshold_falls_geometrically():

@@ -86,7 +86,8 @@ def known(agent: QDACMB) -> dict[str, Any]:
     model = params["model"]
     model["feature"] = always(model["feature"], certain(FEATURE))
     model["outcome"] = always(model["outcome"], [*certain(REWARD), np.log(GOES_ON / (1 - GOES_ON))])
-    outputs = [(VALUE, PSI)] if agent.config.shared_critics else [(VALUE,), (PSI,)]
+    psi = (PSI,) * agent.skill_outputs
+    outputs = [(VALUE, *psi)] if agent.config.shared_critics else [(VALUE,), psi]
     for name, numbers in zip(agent.critic_names, outputs, strict=True):
         params[name] = always(params[name], certain(*numbers))
     params["actor"] = always(params["actor"], 0.0)
@@ -101,17 +102,22 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
     psi_now = np.abs(FEATURE - z) if is_sum else np.full_like(z, FEATURE)
     farthest = np.where(z > 0, -1.0, 1.0) if death == "opposite" else np.zeros_like(z)
     psi_end = np.abs(farthest - z) if is_sum else farthest
-    value, psi = [], []
-    for now, end in zip(psi_now, psi_end, strict=True):
-        value.append(plain_returns([REWARD] * HORIZON, [VALUE] * HORIZON, [GOES_ON] * HORIZON, 0.0))
-        psi.append(plain_returns([now] * HORIZON, [PSI] * HORIZON, [GOES_ON] * HORIZON, end))
-    value, psi = np.stack(value, 1) / (1 - GAMMA), np.stack(psi, 1)
-    distance = psi / (1 - GAMMA) if is_sum else np.abs(psi - z)
-    skill_distance = 2 * psi if is_sum else 2 * np.abs(psi - z)  # the space is 4 long, its normalised form 2
+    if death == "apart":
+        psi_end = np.ones_like(z) if is_sum else z
+
+    def averages(now: float, then: float, end: float) -> np.ndarray:
+        return plain_returns([now] * HORIZON, [then] * HORIZON, [GOES_ON] * HORIZON, end)
+
+    value = np.stack([averages(REWARD, VALUE, 0.0) for _ in z], 1) / (1 - GAMMA)
+    psi = np.stack([averages(now, PSI, end) for now, end in zip(psi_now, psi_end, strict=True)], 1)
+    gone = averages(0.0, PSI, 1.0)[:, None] if death == "apart" else 0.0
+    average = psi if is_sum else np.hypot(psi - z, gone)
+    distance = psi / (1 - GAMMA) if is_sum else average
+    skill_distance = 2 * average  # the space is 4 long, its normalised form 2
     return {"value": value, "distance": distance, "skill_distance": skill_distance}
 
 
-@pytest.mark.parametrize("death, spread", [("centre", 0.5), ("opposite", 4.0)])
+@pytest.mark.parametrize("death, spread", [("centre", 0.5), ("opposite", 4.0), ("apart", 1.0)])
 @pytest.mark.parametrize(
     "fields",
     [

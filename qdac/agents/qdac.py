@@ -133,7 +133,7 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
             next_log_prob,
         )
         lived = self.summed(self.normalize(batch.features), skill[:, None])
-        after_death = self.summed(self.death(batch.skill), skill) / (1.0 - discount)
+        after_death = self.after_death(batch.skill) / (1.0 - discount)
         successor_goal = successor_target(
             scale * batch.discounted_sum(lived), batch.discount, next_successor, batch.terminated, scale * after_death
         )
@@ -173,9 +173,9 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
 LAPTOP = Config(
     **soft.LAPTOP,
     shared_critics=True,
-    death="opposite",
+    death="apart",
     initial_discount=0.95,
-    discount_updates=300_000,
+    discount_updates=100_000,
 )
 """An hour on 2 cores; what each departure from the paper gave is in docs/recipe.md."""
 

@@ -270,7 +270,7 @@ class QDACMB(SkillObjective):
 
         # The lambda-returns of both critics, one beside the other.
         now = jnp.concatenate([reward[..., None], self.summed(feature, skill)], axis=-1)
-        after_end = jnp.concatenate([jnp.zeros((len(skill), 1)), self.summed(self.death(asked), skill)], axis=-1)
+        after_end = jnp.concatenate([jnp.zeros((len(skill), 1)), self.after_death(asked)], axis=-1)
         averages = lambda_returns(now, next_average, goes_on, after_end, discount, config.return_mix)
         # How likely each step is to be lived, and how much it counts.
         lived = jnp.cumprod(discount * goes_on[:-1], axis=0)

@@ -33,9 +33,11 @@ class SkillConfig(TrunkConfig):
     """Work in units where the skill space is [-1, 1] (the threshold stays in the task's units)."""
     huber_scale: float = 1e-3
     """Below this the distance in the actor's objective is smooth (pseudo-Huber); above, the L2 norm."""
-    death: Literal["centre", "opposite"] = "centre"
-    """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), or
-    the skill farthest from the one asked for."""
+    death: Literal["centre", "opposite", "apart"] = "centre"
+    """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), the
+    skill farthest from the one asked for, or one apart from all skills, in a dimension of its own."""
+    death_distance: float = 1.0
+    """How far from every skill death is, in units of the critics, where it is apart."""
     initial_threshold: float = 0.0
     """Where the threshold starts, in multiples of the task's; 0 to keep the task's throughout."""
     threshold_updates: int = 0
@@ -44,6 +46,8 @@ class SkillConfig(TrunkConfig):
     def __post_init__(self) -> None:
         if not self.huber_scale > 0:
             raise UserError(f"huber_scale should be positive, got {self.huber_scale}")
+        if not self.death_distance > 0:
+            raise UserError(f"death_distance should be positive, got {self.death_distance}")
         if self.multiplier is not None and not 0 <= self.multiplier <= 1:
             raise UserError(f"multiplier should be in [0, 1], or none to learn it, got {self.multiplier}")
         check_schedule(self, "initial_threshold", "threshold_updates")
@@ -73,15 +77,21 @@ class SkillObjective:
 
     @functools.cached_property
     def unit(self) -> Array:
-        """The task's units in one unit of the critics."""
+        """The task's units in one unit of the critics; of what is no skill, the mean of the skill's."""
         with jax.ensure_compile_time_eval():
             low, high = jnp.array(self.task.skill_space.low), jnp.array(self.task.skill_space.high)
-            return (high - low) / (self.normalize(high) - self.normalize(low))
+            unit = (high - low) / (self.normalize(high) - self.normalize(low))
+            return jnp.concatenate([unit, jnp.full(self.more_outputs, unit.mean())])
+
+    @property
+    def more_outputs(self) -> int:
+        """How many numbers the successor features have beside the skill's: one where death is apart."""
+        return int(self.config.death == "apart")
 
     @property
     def skill_outputs(self) -> int:
         """How many numbers the skill critic expects."""
-        return self.task.skill_size if self.config.skill_critic == "successor" else 1
+        return self.task.skill_size + self.more_outputs if self.config.skill_critic == "successor" else 1
 
     def threshold(self, num_updates: Array) -> Array:
         """Returns delta for the multiplier's labels: the task's, or on its way there."""
@@ -91,7 +101,16 @@ class SkillObjective:
         remaining = jnp.clip(1.0 - num_updates / config.threshold_updates, 0.0, 1.0)
         return self.task.threshold * config.initial_threshold**remaining
 
-    def death(self, skill: Array) -> Array:
+    def after_death(self, skill: Array) -> Array:
+        """Returns what the skill critic sums at each step that follows a termination, for skills in the task's units."""
+        if self.config.death != "apart":
+            return self.summed(self.death_feature(skill), self.normalize(skill))
+        gone = jnp.full((*skill.shape[:-1], 1), self.config.death_distance)
+        if self.config.skill_critic == "distance":
+            return gone
+        return jnp.concatenate([self.normalize(skill), gone], axis=-1)
+
+    def death_feature(self, skill: Array) -> Array:
         """Returns the feature that follows a termination for each skill (task's units), in units of the critics."""
         if self.config.death == "centre":
             return jnp.zeros_like(skill)
@@ -106,8 +125,12 @@ class SkillObjective:
     def summed(self, features: Array, skill: Array) -> Array:
         """Returns what the skill critic sums of features [..., skill_size]: themselves, or their distances."""
         if self.config.skill_critic == "successor":
-            return features
+            return self.extend(features)
         return optax.safe_norm(features - skill, 1e-6, axis=-1, keepdims=True)  # Has a gradient at 0.
+
+    def extend(self, skill: Array) -> Array:
+        """Returns skills or features with all outputs of the successor features: nothing of death."""
+        return jnp.pad(skill, [(0, 0)] * (skill.ndim - 1) + [(0, self.more_outputs)])
 
     def distances(self, expected_sum: Array, skill: Array, discount: Array | float) -> tuple[Array, Array]:
         """Returns the distance that the actor minimises, and the one that the threshold is for, in the task's units.
@@ -115,7 +138,7 @@ class SkillObjective:
         The sum of distances is compared by its average, and has one unit: the mean of those of the dimensions.
         """
         if self.config.skill_critic == "successor":
-            difference = (1.0 - discount) * expected_sum - skill
+            difference = (1.0 - discount) * expected_sum - self.extend(skill)
             return pseudo_huber(difference, self.config.huber_scale), jnp.linalg.norm(difference * self.unit, axis=-1)
         total = expected_sum[..., 0]
         return total, (1.0 - discount) * total * self.unit.mean()
