@@ -126,14 +126,14 @@ def test_what_follows_death(death, skill, future, fields):
 
 
 def test_death_apart_leaves_the_skill_alone():
-    """psi sums the features left and then the skill itself, N(1.5) = -0.25, and beside them ten times death's share."""
+    """psi sums the features left and then the skill itself, N(1.5) = -0.25, and beside them death: 2 a step, for ever."""
     _, successor, multiplier = trained_clock("apart").answers(OBS, np.full((3, 1), 1.5, np.float32))
-    features, deaths = [-2.5], [10.0]
+    features, deaths = [-2.5], [20.0]
     for time in (2, 1, 0):
         features.append(time / 2 - 1 + GAMMA * features[-1])
         deaths.append(GAMMA * deaths[-1])
     np.testing.assert_allclose(successor[:, 0], features[:0:-1], atol=0.4)
-    np.testing.assert_allclose(successor[:, 1], deaths[:0:-1], atol=0.4)
+    np.testing.assert_allclose(successor[:, 1], deaths[:0:-1], atol=0.6)
     assert multiplier.min() > 0.9
 
 

@@ -103,15 +103,15 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
     farthest = np.where(z > 0, -1.0, 1.0) if death == "opposite" else np.zeros_like(z)
     psi_end = np.abs(farthest - z) if is_sum else farthest
     if death == "apart":
-        psi_end = np.ones_like(z) if is_sum else z
+        psi_end = np.full_like(z, 2.0) if is_sum else z
 
     def averages(now: float, then: float, end: float) -> np.ndarray:
         return plain_returns([now] * HORIZON, [then] * HORIZON, [GOES_ON] * HORIZON, end)
 
     value = np.stack([averages(REWARD, VALUE, 0.0) for _ in z], 1) / (1 - GAMMA)
     psi = np.stack([averages(now, PSI, end) for now, end in zip(psi_now, psi_end, strict=True)], 1)
-    gone = averages(0.0, PSI, 1.0)[:, None] if death == "apart" else 0.0
-    average = psi if is_sum else np.hypot(psi - z, gone)
+    gone = averages(0.0, PSI, 2.0)[:, None] if death == "apart" else 0.0
+    average = psi if is_sum else np.abs(psi - z) + gone
     distance = psi / (1 - GAMMA) if is_sum else average
     skill_distance = 2 * average  # the space is 4 long, its normalised form 2
     return {"value": value, "distance": distance, "skill_distance": skill_distance}

@@ -175,7 +175,7 @@ LAPTOP = Config(
     shared_critics=True,
     death="apart",
     initial_discount=0.95,
-    discount_updates=100_000,
+    discount_updates=20_000,
 )
 """An hour on 2 cores; what each departure from the paper gave is in docs/recipe.md."""
 

@@ -35,8 +35,8 @@ class SkillConfig(TrunkConfig):
     """Below this the distance in the actor's objective is smooth (pseudo-Huber); above, the L2 norm."""
     death: Literal["centre", "opposite", "apart"] = "centre"
     """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), the
-    skill farthest from the one asked for, or one apart from all skills, in a dimension of its own."""
-    death_distance: float = 1.0
+    skill farthest from the one asked for, or nothing but a distance, apart from all features."""
+    death_distance: float = 2.0
     """How far from every skill death is, in units of the critics, where it is apart."""
     initial_threshold: float = 0.0
     """Where the threshold starts, in multiples of the task's; 0 to keep the task's throughout."""
@@ -77,11 +77,10 @@ class SkillObjective:
 
     @functools.cached_property
     def unit(self) -> Array:
-        """The task's units in one unit of the critics; of what is no skill, the mean of the skill's."""
+        """The task's units in one unit of the critics."""
         with jax.ensure_compile_time_eval():
             low, high = jnp.array(self.task.skill_space.low), jnp.array(self.task.skill_space.high)
-            unit = (high - low) / (self.normalize(high) - self.normalize(low))
-            return jnp.concatenate([unit, jnp.full(self.more_outputs, unit.mean())])
+            return (high - low) / (self.normalize(high) - self.normalize(low))
 
     @property
     def more_outputs(self) -> int:
@@ -124,21 +123,22 @@ class SkillObjective:
 
     def summed(self, features: Array, skill: Array) -> Array:
         """Returns what the skill critic sums of features [..., skill_size]: themselves, or their distances."""
-        if self.config.skill_critic == "successor":
-            return self.extend(features)
-        return optax.safe_norm(features - skill, 1e-6, axis=-1, keepdims=True)  # Has a gradient at 0.
-
-    def extend(self, skill: Array) -> Array:
-        """Returns skills or features with all outputs of the successor features: nothing of death."""
-        return jnp.pad(skill, [(0, 0)] * (skill.ndim - 1) + [(0, self.more_outputs)])
+        if self.config.skill_critic == "distance":
+            return optax.safe_norm(features - skill, 1e-6, axis=-1, keepdims=True)  # Has a gradient at 0.
+        return jnp.pad(features, [(0, 0)] * (features.ndim - 1) + [(0, self.more_outputs)])
 
     def distances(self, expected_sum: Array, skill: Array, discount: Array | float) -> tuple[Array, Array]:
         """Returns the distance that the actor minimises, and the one that the threshold is for, in the task's units.
 
-        The sum of distances is compared by its average, and has one unit: the mean of those of the dimensions.
+        What has no unit of its own, a share of death or a sum of distances, is compared by its average and has the
+        mean unit of the dimensions.
         """
-        if self.config.skill_critic == "successor":
-            difference = (1.0 - discount) * expected_sum - self.extend(skill)
-            return pseudo_huber(difference, self.config.huber_scale), jnp.linalg.norm(difference * self.unit, axis=-1)
-        total = expected_sum[..., 0]
-        return total, (1.0 - discount) * total * self.unit.mean()
+        average = (1.0 - discount) * expected_sum
+        if self.config.skill_critic == "distance":
+            return expected_sum[..., 0], average[..., 0] * self.unit.mean()
+        difference = average[..., : skill.shape[-1]] - skill
+        gone = average[..., skill.shape[-1] :].sum(axis=-1)
+        return (
+            pseudo_huber(difference, self.config.huber_scale) + gone,
+            jnp.linalg.norm(difference * self.unit, axis=-1) + gone * self.unit.mean(),
+        )
