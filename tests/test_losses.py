@@ -488,6 +488,7 @@ def test_observations_reach_actor_and_critics_normalised():
         ({"huber_scale": -1e-3}, "huber_scale should be positive, got -0.001"),
         ({"learning_rate": math.nan}, "learning_rate should be positive, got nan"),
         ({"n_step": 0}, "n_step should be positive, got 0"),
+        ({"death_distance": 0.0}, "death_distance should be positive, got 0.0"),
         ({"updates_per_iteration": -1}, "updates_per_iteration should not be negative, got -1"),
         ({"initial_threshold": 8.0}, "got 8.0 and 0"),
         ({"threshold_updates": 300}, "got 0.0 and 300"),

@@ -126,7 +126,7 @@ def test_what_follows_death(death, skill, future, fields):
 
 
 def test_death_apart_leaves_the_skill_alone():
-    """psi sums the features left and then the skill itself, N(1.5) = -0.25, and beside them death: 2 a step, for ever."""
+    """psi sums the features left and then the skill itself, N(1.5) = -0.25; beside them death: 2 a step, for ever."""
     _, successor, multiplier = trained_clock("apart").answers(OBS, np.full((3, 1), 1.5, np.float32))
     features, deaths = [-2.5], [20.0]
     for time in (2, 1, 0):

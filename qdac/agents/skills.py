@@ -101,7 +101,7 @@ class SkillObjective:
         return self.task.threshold * config.initial_threshold**remaining
 
     def after_death(self, skill: Array) -> Array:
-        """Returns what the skill critic sums at each step that follows a termination, for skills in the task's units."""
+        """Returns what the skill critic sums at each step after a termination, for skills in the task's units."""
         if self.config.death != "apart":
             return self.summed(self.death_feature(skill), self.normalize(skill))
         gone = jnp.full((*skill.shape[:-1], 1), self.config.death_distance)
