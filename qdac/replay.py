@@ -41,6 +41,16 @@ class Batch(NamedTuple):
     episode_return: Array
     """The return of the episode it is from, or what of it was lived so far."""
 
+    def discounted(self, discount: Array | float) -> Batch:
+        """Returns the rows for another discount."""
+        counts = self.weights > 0
+        remaining = discount ** counts.sum(axis=1)
+        return self._replace(
+            weights=counts * discount ** jnp.arange(counts.shape[1]),
+            discount=(self.discount > 0) * remaining,
+            terminated=(self.terminated > 0) * remaining,
+        )
+
     def discounted_sum(self, values: Array) -> Array:
         """Returns the sum over the n steps of values [num, n, ...]."""
         return jnp.einsum("bn,bn...->b...", self.weights, values)

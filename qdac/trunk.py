@@ -44,8 +44,9 @@ class TrunkConfig:
     """Collect the warm-up with uniform random actions rather than the initial policy."""
     discount: float = 0.99
     """gamma."""
-    initial_discount: float = 0.0
-    """Where gamma starts; 0 to keep it throughout. A short horizon shows sooner what an action does."""
+    initial_discount: float | None = 0.0
+    """Where gamma starts; 0 to keep it throughout, none for the task's short horizon, which shows sooner what an
+    action does."""
     discount_updates: int = 0
     """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
 
@@ -57,7 +58,7 @@ class TrunkConfig:
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         for name in ("discount", "initial_discount"):
-            if not 0 <= getattr(self, name) < 1:
+            if not 0 <= (getattr(self, name) or 0.0) < 1:
                 raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
         check_schedule(self, "initial_discount", "discount_updates")
         least = self.num_envs * (self.window - self.steps_per_iteration)
@@ -74,7 +75,9 @@ class TrunkConfig:
 
     def for_task(self, task: Task) -> Self:
         """Returns the configuration with everything that depends on the task written out."""
-        return self
+        if self.initial_discount is not None:
+            return self
+        return dataclasses.replace(self, initial_discount=1.0 - 1.0 / task.short_horizon)
 
     def discount_at(self, num_updates: Array) -> Array | float:
         """Returns gamma, or where it is on its way there: one value for all updates of an iteration."""
@@ -89,7 +92,8 @@ class TrunkConfig:
 def check_schedule(config: TrunkConfig, start: str, updates: str) -> None:
     """Raises a UserError unless both fields of a schedule are given, or neither."""
     values = getattr(config, start), getattr(config, updates)
-    if not min(values) >= 0 or (values[0] > 0) != (values[1] > 0):
+    is_used = values[0] is None or values[0] > 0
+    if not min(values[0] or 0, values[1]) >= 0 or is_used != (values[1] > 0):
         raise UserError(f"{start} and {updates} go together, both positive or both 0, got {values[0]} and {values[1]}")
 
 

@@ -144,6 +144,8 @@ class Task:
     summary: str = ""
     feature_names: Sequence[str] = ()
     """A label for each axis of the skill space, with units, for figures."""
+    short_horizon: int = 20
+    """Steps in which an action shows in features and survival: where a horizon that widens may start."""
     reference_return: float | None = None
     """The return of a policy trained for the reward alone, for algorithms that compare with it."""
 

@@ -169,8 +169,9 @@ def constant_networks(agent: qdac.QDAC) -> tuple[dict[str, Params], dict[str, Pa
     state = agent.init(jax.random.PRNGKey(0))
 
     def critics(layers: dict[str, Params], value: np.ndarray, successor: np.ndarray) -> dict[str, Params]:
-        scale = agent.output_scale(GAMMA)
-        value, successor = scale * value, scale * np.repeat(successor, agent.skill_outputs, axis=-1)
+        value = agent.output_scale(GAMMA) * value
+        scales = np.broadcast_to(agent.output_scale(agent.skill_discounts(GAMMA)), agent.skill_outputs)
+        successor = scales * np.repeat(successor, agent.skill_outputs, axis=-1)
         outputs = {"critic": value, "successor": successor}
         if agent.config.shared_critics:
             outputs = {"critic": np.concatenate([value, successor], axis=-1)}
@@ -229,6 +230,41 @@ def test_losses_where_death_is_apart(shared_critics, average_heads):
     close(metrics["train/expected_distance"], 0.4 + 0.2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("average_heads", [False, True])
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_features_may_have_a_shorter_horizon_than_death(shared_critics, average_heads):
+    """gamma is 0.5 for the features and 0.9 for death: 0.5 and 0.1 are expected, both from sums of 1.
+
+    Features are taught N(1) + 0.5 * 2, and N(3) + 0.5 N(2.2) / (1 - 0.5); death as before.
+    """
+    config = small_config(
+        shared_critics=shared_critics, average_heads=average_heads, death="apart", death_distance=3.0,
+        feature_discount=0.5,
+    )  # fmt: skip
+    agent = qdac.QDAC(config, clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    scales = [0.5, 0.5, 0.1, 0.1] if average_heads else [1.0] * 4
+    errors = np.subtract.outer([-2, 4], [0.5, 0.6, 1.8, 27.0]) * scales
+    close(metrics["loss/successor"], np.square(errors).mean() / 2, rtol=1e-4)
+    close(metrics["loss/actor"], -0.25 * 5 + 0.75 * ((0.4 - 0.001) / 2 + 0.1), rtol=1e-4)
+    close(metrics["train/expected_distance"], 0.4 + 0.2, rtol=1e-4)
+
+
+def test_features_have_twice_the_short_horizon_where_asked_for():
+    task = dataclasses.replace(clock_task(), short_horizon=5)
+    agent = qdac.QDAC(small_config(feature_discount=None, death="apart"), task)
+    close(agent.skill_discounts(0.99), [0.9, 0.99])
+
+
+def test_the_horizon_of_features_is_never_longer_than_gamma_s():
+    agent = qdac.QDAC(
+        small_config(discount=0.99, initial_discount=0.5, discount_updates=4, feature_discount=0.9, death="apart"),
+        clock_task(),
+    )
+    for num_updates, expected in ((0, [0.5, 0.5]), (99, [0.9, 0.99])):
+        close(agent.skill_discounts(agent.discount(jnp.array(num_updates))), expected)
+
+
 def test_death_apart_is_a_distance_like_others_in_a_sum_of_distances():
     """As with the farthest feature, 0.4 and 0.9 times ten steps, but 3 away and not 1.1."""
     agent = qdac.QDAC(small_config(skill_critic="distance", death="apart", death_distance=3.0), clock_task())
@@ -275,12 +311,15 @@ def test_each_loss_teaches_its_own_network_only(shared_critics, skill_critic):
         assert not taught(target_gradients), loss
 
 
+@pytest.mark.parametrize("feature_discount", [0.0, 0.5])
 @pytest.mark.parametrize("normalize_features", [True, False])
 @pytest.mark.parametrize("num_steps, is_dead", [(1, False), (3, False), (2, True)])
-def test_targets_sum_what_counts_of_a_window(num_steps, is_dead, normalize_features):
+def test_targets_sum_what_counts_of_a_window(num_steps, is_dead, normalize_features, feature_discount):
     """Rewards and normalised features of three steps, of which the first 1, 2 or 3 were before the end."""
     space = Box((0.0, -1.0), (4.0, 2.0), (2, 2))
-    config = small_config(normalize_features=normalize_features, death="opposite")
+    config = small_config(
+        normalize_features=normalize_features, death="opposite", feature_discount=feature_discount
+    )
     agent = qdac.QDAC(config, clock_task(skill_space=space))
     rewards, features = np.array([1, 2, 4]), np.array([[1, 2], [3, -1], [0.5, 0]])
     weights = GAMMA ** np.arange(3) * (np.arange(3) < num_steps)
@@ -295,7 +334,9 @@ def test_targets_sum_what_counts_of_a_window(num_steps, is_dead, normalize_featu
     else:
         far = np.array([0, 2])
     value = weights @ rewards + batch.discount * 3
-    successor = weights @ features + batch.discount * 2 + batch.terminated * far / (1 - GAMMA)
+    gamma = feature_discount or GAMMA
+    future = gamma**num_steps * (far / (1 - gamma) if is_dead else 2)
+    successor = gamma ** np.arange(num_steps) @ features[:num_steps] + future
     close(metrics["loss/critic"], ((4 - value) ** 2 + (6 - value) ** 2).mean() / 4)
     close(metrics["loss/successor"], ((-2 - successor) ** 2 + (4 - successor) ** 2).mean() / 4)
 
@@ -425,13 +466,33 @@ def test_update(shared_critics):
     assert_trees_close(new.target, followed, rtol=1e-6, atol=1e-7)
 
 
-def test_discount_widens_its_horizon_geometrically_between_iterations():
+@pytest.mark.parametrize("initial_discount, short_horizon", [(0.9, 20), (None, 10)])
+def test_discount_widens_its_horizon_geometrically_between_iterations(initial_discount, short_horizon):
     """From a horizon of 10 to one of 1000 in 40 updates: 100 halfway, the same within an iteration of 4."""
-    agent = qdac.QDAC(
-        small_config(discount=0.999, initial_discount=0.9, discount_updates=40, updates_per_iteration=4), clock_task()
+    config = small_config(
+        discount=0.999, initial_discount=initial_discount, discount_updates=40, updates_per_iteration=4
     )
+    agent = qdac.QDAC(config, dataclasses.replace(clock_task(), short_horizon=short_horizon))
     for num_updates, horizon in ((0, 10), (3, 10), (20, 100), (23, 100), (40, 1000), (99, 1000)):
         close(1.0 / (1.0 - agent.discount(jnp.array(num_updates))), horizon, rtol=1e-3)
+
+
+def test_learning_rate_moves_to_its_end_geometrically():
+    """From 1e-3 to 1e-5 in 4 updates: a tenth in every 2, then no further. Adam's steps for a constant gradient."""
+    agent = qdac.QDAC(
+        small_config(
+            learning_rate=1e-3, final_learning_rate=1e-5, learning_rate_updates=4, temperature_learning_rate=1e-2
+        ),
+        clock_task(),
+    )
+    params = agent.init(jax.random.PRNGKey(0)).params
+    optimizer = agent.optimizer(params)
+    state, steps = optimizer.init(params), []
+    for _ in range(7):
+        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+        steps.append([-updates["actor"][0]["bias"][0], -updates["log_temperature"]])
+    ends = [1e-3, 1e-3 * 10**-0.5, 1e-4, 1e-4 * 10**-0.5, 1e-5, 1e-5, 1e-5]
+    close(steps, [[rate, 1e-2] for rate in ends], rtol=1e-3)
 
 
 def test_gradients_are_clipped_network_by_network():
@@ -485,15 +546,20 @@ def test_observations_reach_actor_and_critics_normalised():
     "fields, message",
     [
         ({"learning_rate": 0.0}, "learning_rate should be positive, got 0.0"),
+        ({"final_learning_rate": 1e-4}, "go together, both positive or both 0, got 0.0001 and 0"),
+        ({"final_learning_rate": -1.0, "learning_rate_updates": 9}, "got -1.0 and 9"),
         ({"huber_scale": -1e-3}, "huber_scale should be positive, got -0.001"),
         ({"learning_rate": math.nan}, "learning_rate should be positive, got nan"),
         ({"n_step": 0}, "n_step should be positive, got 0"),
+        ({"feature_discount": 1.0}, "feature_discount should be in [0, 1), got 1.0"),
         ({"death_distance": 0.0}, "death_distance should be positive, got 0.0"),
         ({"updates_per_iteration": -1}, "updates_per_iteration should not be negative, got -1"),
         ({"initial_threshold": 8.0}, "got 8.0 and 0"),
         ({"threshold_updates": 300}, "got 0.0 and 300"),
         ({"initial_threshold": 8.0, "threshold_updates": -3}, "got 8.0 and -3"),
         ({"initial_discount": 0.5}, "got 0.5 and 0"),
+        ({"initial_discount": None}, "got None and 0"),
+        ({"discount_updates": 9}, "got 0.0 and 9"),
         ({"initial_discount": 1.0, "discount_updates": 9}, "initial_discount should be in [0, 1), got 1.0"),
         ({"n_step": 9, "warmup_steps": 19}, "a window of 9 steps of 4 envs, got 19"),
         ({"discount": 1.0}, "discount should be in [0, 1), got 1.0"),

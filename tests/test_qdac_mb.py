@@ -42,12 +42,12 @@ def make_steps(agent: QDACMB) -> Sequences:
     )  # fmt: skip
 
 
-def plain_returns(now, next_average, goes_on, after_end):
+def plain_returns(now, next_average, goes_on, after_end, gamma=GAMMA):
     """Returns the paper's recursion, written as it stands there."""
     later, averages = next_average[-1], []
     for t in reversed(range(len(now))):
         future = (1 - MIX) * next_average[t] + MIX * later
-        later = (1 - GAMMA) * now[t] + GAMMA * (goes_on[t] * future + (1 - goes_on[t]) * after_end)
+        later = (1 - gamma) * now[t] + gamma * (goes_on[t] * future + (1 - goes_on[t]) * after_end)
         averages.insert(0, later)
     return np.array(averages)
 
@@ -96,7 +96,7 @@ def known(agent: QDACMB) -> dict[str, Any]:
     return params
 
 
-def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndarray]:
+def by_hand(asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float) -> dict[str, np.ndarray]:
     """Returns what the losses should see for skills in the task's units, [HORIZON, num]."""
     z = asked / 2 - 1
     psi_now = np.abs(FEATURE - z) if is_sum else np.full_like(z, FEATURE)
@@ -105,11 +105,12 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
     if death == "apart":
         psi_end = np.full_like(z, 2.0) if is_sum else z
 
-    def averages(now: float, then: float, end: float) -> np.ndarray:
-        return plain_returns([now] * HORIZON, [then] * HORIZON, [GOES_ON] * HORIZON, end)
+    def averages(now: float, then: float, end: float, gamma: float = GAMMA) -> np.ndarray:
+        return plain_returns([now] * HORIZON, [then] * HORIZON, [GOES_ON] * HORIZON, end, gamma)
 
     value = np.stack([averages(REWARD, VALUE, 0.0) for _ in z], 1) / (1 - GAMMA)
-    psi = np.stack([averages(now, PSI, end) for now, end in zip(psi_now, psi_end, strict=True)], 1)
+    gamma = GAMMA if is_sum else feature_gamma
+    psi = np.stack([averages(now, PSI, end, gamma) for now, end in zip(psi_now, psi_end, strict=True)], 1)
     gone = averages(0.0, PSI, 2.0)[:, None] if death == "apart" else 0.0
     average = psi if is_sum else np.abs(psi - z) + gone
     distance = psi / (1 - GAMMA) if is_sum else average
@@ -121,7 +122,7 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str) -> dict[str, np.ndar
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, {"multiplier": 0.5}, {"skill_critic": "distance"},
+        {}, {"multiplier": 0.5}, {"feature_discount": 0.5}, {"skill_critic": "distance"},
         {"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True},
     ],
 )  # fmt: skip
@@ -132,7 +133,8 @@ def test_losses_by_hand(fields, death, spread):
     asked = np.asarray(agent.task.skill_space.sample(jax.random.split(KEY, 3)[1], 8))[:, 0]
     target = {name: params[name] for name in agent.critic_names} | {"spread": spread}
     total, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
-    numbers = by_hand(asked, is_sum="skill_critic" in fields, death=death)
+    gamma = fields.get("feature_discount", GAMMA)
+    numbers = by_hand(asked, is_sum="skill_critic" in fields, death=death, feature_gamma=gamma)
 
     weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON))[:, None]
     multiplier = fields.get("multiplier", 1 / (1 + np.exp(-LOGIT)))

@@ -344,6 +344,7 @@ class Returning(Clock):
         ({"threshold": 0.0}, "threshold should be positive, got 0.0"),
         ({"d_eval": math.nan}, "d_eval should be positive, got nan"),
         ({"episode_length": 0}, "episode_length should be at least 1, got 0"),
+        ({"short_horizon": 1}, "short_horizon should be at least 2 steps, got 1"),
     ],
 )
 def test_check_task_says_what_does_not_fit(changes, message):

@@ -17,6 +17,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from qdac import nets
 from qdac.agents import soft
@@ -132,7 +133,7 @@ class DOMiNO(soft.SoftActorCritic):
         averages = {"values": jnp.zeros(num), "features": jnp.zeros((num, self.task.skill_size))}
         return state._replace(target=state.target | averages)
 
-    def learning_rate(self, name: str) -> float:
+    def learning_rate(self, name: str) -> optax.ScalarOrSchedule:
         return self.config.multiplier_learning_rate if name == "multiplier" else super().learning_rate(name)
 
     def policy_params(self, state: soft.State) -> Params:

@@ -114,7 +114,8 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
         """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
         config, fixed = self.config, jax.lax.stop_gradient
         discount, threshold = self.discount(num_updates), self.threshold(num_updates)
-        scale = self.output_scale(discount)
+        discounts = self.skill_discounts(discount)
+        scale, scales = self.output_scale(discount), self.output_scale(discounts)
         skill = self.normalize(batch.skill)
         state = jnp.concatenate([batch.obs, skill], axis=-1)
         next_state = jnp.concatenate([batch.next_obs, skill], axis=-1)
@@ -134,10 +135,15 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
             next_log_prob,
         )
         lived = self.summed(self.normalize(batch.features), skill[:, None])
-        after_death = self.after_death(batch.skill) / (1.0 - discount)
-        successor_goal = successor_target(
-            scale * batch.discounted_sum(lived), batch.discount, next_successor, batch.terminated, scale * after_death
-        )
+        after_death = self.after_death(batch.skill) / (1.0 - discounts)
+        of_features, of_all_else = (
+            successor_target(
+                scales * rows.discounted_sum(lived), rows.discount, next_successor, rows.terminated,
+                scales * after_death,
+            )
+            for rows in (batch.discounted(self.feature_discount(discount)), batch)
+        )  # fmt: skip
+        successor_goal = jnp.where(self.are_features, of_features, of_all_else)
         loss_critic = bellman_loss(value, fixed(value_target))
         loss_successor = bellman_loss(successor, fixed(successor_goal))
 
@@ -145,7 +151,7 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
         judges = fixed({name: params[name] for name in self.critic_names})
         value, successor = self.critics(judges, batch.obs, action, skill)
         value = value.mean(axis=0) / scale
-        distance, skill_distance = self.distances(successor.mean(axis=0) / scale, skill, discount)
+        distance, skill_distance = self.distances(successor.mean(axis=0) / scales, skill, discounts)
         if config.multiplier is None:
             logit = nets.apply_mlp(params["multiplier"], state)[..., 0]
             multiplier = fixed(jax.nn.sigmoid(logit))
@@ -175,8 +181,9 @@ LAPTOP = Config(
     **soft.LAPTOP,
     shared_critics=True,
     death="apart",
-    initial_discount=0.95,
+    initial_discount=None,
     discount_updates=20_000,
+    feature_discount=None,
 )
 """An hour on 2 cores; what each departure from the paper gave is in docs/recipe.md."""
 

@@ -116,7 +116,8 @@ def lambda_returns(
     """Returns averages of what is to come, [horizon, num, size], by the paper's recursion from the last step back.
 
     `now` is what a step counts, `next_average` what the critic expects of the state after it, `goes_on` the
-    probability that there is one, and `after_end` what counts for ever if not.
+    probability that there is one, and `after_end` what counts for ever if not; `discount` is one for all
+    numbers, or one for each.
     """
 
     def one_step(later: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
@@ -133,7 +134,7 @@ class QDACMB(SkillObjective):
     """The algorithm for one task: an agent of the trunk that is also its `Policy`."""
 
     def __init__(self, config: Config, task: Task):
-        self.config, self.task = config, task
+        self.config, self.task = config.for_task(task), task
         self.commands = skill_commands(task)
         self.model = WorldModel(config, task.obs_size, task.action_size, task.skill_size)
         self.bins = self.model.bins
@@ -271,14 +272,15 @@ class QDACMB(SkillObjective):
         # The lambda-returns of both critics, one beside the other.
         now = jnp.concatenate([reward[..., None], self.summed(feature, skill)], axis=-1)
         after_end = jnp.concatenate([jnp.zeros((len(skill), 1)), self.after_death(asked)], axis=-1)
-        averages = lambda_returns(now, next_average, goes_on, after_end, discount, config.return_mix)
+        discounts = jnp.concatenate([jnp.array([discount]), self.skill_discounts(discount)])
+        averages = lambda_returns(now, next_average, goes_on, after_end, discounts, config.return_mix)
         # How likely each step is to be lived, and how much it counts.
         lived = jnp.cumprod(discount * goes_on[:-1], axis=0)
         weight = fixed(jnp.concatenate([jnp.ones((1, len(skill))), lived]))
 
         # Policy improvement.
         value = averages[..., 0] / (1.0 - discount)
-        distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discount), skill, discount)
+        distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discounts[1:]), skill, discounts[1:])
         if config.multiplier is None:
             logit = nets.apply_mlp(params["multiplier"], skill)[..., 0]
             multiplier = fixed(jax.nn.sigmoid(logit))
@@ -350,7 +352,7 @@ LAPTOP = Config(
     shared_critics=True,
     death="apart",
     discount=0.99,
-    initial_discount=0.95,
+    initial_discount=None,
     discount_updates=30_000,
 )
 """An hour on 2 cores; docs/recipe.md."""

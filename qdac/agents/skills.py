@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from qdac.errors import UserError
@@ -33,6 +34,9 @@ class SkillConfig(TrunkConfig):
     """Work in units where the skill space is [-1, 1] (the threshold stays in the task's units)."""
     huber_scale: float = 1e-3
     """Below this the distance in the actor's objective is smooth (pseudo-Huber); above, the L2 norm."""
+    feature_discount: float | None = 0.0
+    """gamma of the features in psi, where they are averaged over a shorter time than Q and death look ahead; 0 for
+    the same gamma, none for twice the task's short horizon."""
     death: Literal["centre", "opposite", "apart"] = "centre"
     """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), the
     skill farthest from the one asked for, or nothing but a distance, apart from all features."""
@@ -46,12 +50,20 @@ class SkillConfig(TrunkConfig):
     def __post_init__(self) -> None:
         if not self.huber_scale > 0:
             raise UserError(f"huber_scale should be positive, got {self.huber_scale}")
+        if not 0 <= (self.feature_discount or 0.0) < 1:
+            raise UserError(f"feature_discount should be in [0, 1), got {self.feature_discount}")
         if not self.death_distance > 0:
             raise UserError(f"death_distance should be positive, got {self.death_distance}")
         if self.multiplier is not None and not 0 <= self.multiplier <= 1:
             raise UserError(f"multiplier should be in [0, 1], or none to learn it, got {self.multiplier}")
         check_schedule(self, "initial_threshold", "threshold_updates")
         super().__post_init__()
+
+    def for_task(self, task: Task) -> Self:
+        config = super().for_task(task)
+        if config.feature_discount is not None:
+            return config
+        return dataclasses.replace(config, feature_discount=1.0 - 0.5 / task.short_horizon)
 
 
 def pseudo_huber(difference: Array, scale: float) -> Array:
@@ -92,6 +104,20 @@ class SkillObjective:
         """How many numbers the skill critic expects."""
         return self.task.skill_size + self.more_outputs if self.config.skill_critic == "successor" else 1
 
+    @functools.cached_property
+    def are_features(self) -> np.ndarray:
+        """Which of the skill critic's numbers are features, [skill_outputs]."""
+        num_features = self.task.skill_size if self.config.skill_critic == "successor" else 0
+        return np.arange(self.skill_outputs) < num_features
+
+    def feature_discount(self, discount: Array | float) -> Array | float:
+        """Returns gamma of the features, where that of all else is `discount`."""
+        return jnp.minimum(discount, self.config.feature_discount) if self.config.feature_discount else discount
+
+    def skill_discounts(self, discount: Array | float) -> Array:
+        """Returns gamma of each of the skill critic's numbers, [skill_outputs]."""
+        return jnp.where(self.are_features, self.feature_discount(discount), discount)
+
     def threshold(self, num_updates: Array) -> Array:
         """Returns delta for the multiplier's labels: the task's, or on its way there."""
         config = self.config
@@ -127,13 +153,13 @@ class SkillObjective:
             return optax.safe_norm(features - skill, 1e-6, axis=-1, keepdims=True)  # Has a gradient at 0.
         return jnp.pad(features, [(0, 0)] * (features.ndim - 1) + [(0, self.more_outputs)])
 
-    def distances(self, expected_sum: Array, skill: Array, discount: Array | float) -> tuple[Array, Array]:
+    def distances(self, expected_sum: Array, skill: Array, discounts: Array | float) -> tuple[Array, Array]:
         """Returns the distance that the actor minimises, and the one that the threshold is for, in the task's units.
 
         What has no unit of its own, a share of death or a sum of distances, is compared by its average and has the
         mean unit of the dimensions.
         """
-        average = (1.0 - discount) * expected_sum
+        average = (1.0 - discounts) * expected_sum
         if self.config.skill_critic == "distance":
             return expected_sum[..., 0], average[..., 0] * self.unit.mean()
         difference = average[..., : skill.shape[-1]] - skill

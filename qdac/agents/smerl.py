@@ -52,14 +52,15 @@ class Config(sac.Config):
 
     def for_task(self, task: Task) -> Self:
         """Returns the configuration with R* written out."""
-        if self.target_return is not None:
-            return self
+        config = super().for_task(task)
+        if config.target_return is not None:
+            return config
         if task.reference_return is None:
             raise UserError(
                 f"{task.name} has no return of SAC to compare with; give --target-return, such as the mean_return "
                 "that `qdac evaluate` finds after `qdac train --algo sac`"
             )
-        return dataclasses.replace(self, target_return=task.reference_return)
+        return dataclasses.replace(config, target_return=task.reference_return)
 
 
 def log_density(latent: Array, mean: Array, log_std: Array) -> Array:

@@ -15,7 +15,7 @@ import optax
 from qdac import nets
 from qdac.errors import UserError
 from qdac.replay import Batch, Replay, sample
-from qdac.trunk import TrunkConfig
+from qdac.trunk import TrunkConfig, check_schedule
 from qdac.types import Array, Commands, Params, Task, skill_commands
 
 
@@ -29,6 +29,10 @@ class SoftConfig(TrunkConfig):
     """Normalise the hidden layers of the critics."""
     learning_rate: float = 3e-4
     """Adam's step size for all networks."""
+    final_learning_rate: float = 0.0
+    """Where it ends; 0 to keep it throughout."""
+    learning_rate_updates: int = 0
+    """Updates over which it moves to its end, geometrically."""
     temperature_learning_rate: float = 3e-4
     """Adam's step size for the logarithm of the temperature."""
     initial_temperature: float = 1.0
@@ -59,6 +63,7 @@ class SoftConfig(TrunkConfig):
                 raise UserError(f"{name} should be in (0, 1], got {getattr(self, name)}")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
+        check_schedule(self, "final_learning_rate", "learning_rate_updates")
         super().__post_init__()
 
     @property
@@ -68,6 +73,7 @@ class SoftConfig(TrunkConfig):
 
 LAPTOP = {
     "hidden_sizes": (256, 256), "normalize_observations": True, "average_heads": True, "learning_rate": 1e-3,
+    "final_learning_rate": 1e-4, "learning_rate_updates": 100_000,
     "initial_temperature": 0.02, "temperature_learning_rate": 3e-3, "target_rate": 0.01,
     "actor_average_rate": 0.005, "n_step": 16, "batch_size": 128, "steps_per_iteration": 16,
     "updates_per_iteration": 64, "replay_size": 1_000_000, "warmup_steps": 20_000,
@@ -133,7 +139,9 @@ def temperature_loss(log_temperature: Array, log_prob: Array, target_entropy: fl
     return (jnp.exp(log_temperature) * (-log_prob - target_entropy)).mean()
 
 
-def adam_for_each(learning_rates: dict[str, float], max_gradient_norm: float) -> optax.GradientTransformation:
+def adam_for_each(
+    learning_rates: dict[str, optax.ScalarOrSchedule], max_gradient_norm: float
+) -> optax.GradientTransformation:
     """Returns an Adam for each network, its gradient clipped to a norm unless that is 0."""
     clip = (optax.clip_by_global_norm(max_gradient_norm),) if max_gradient_norm else ()
     return optax.partition(
@@ -149,7 +157,7 @@ class SoftActorCritic:
     """The networks that have a slow copy."""
 
     def __init__(self, config: Any, task: Task, commands: Commands | None = None):
-        self.config, self.task = config, task
+        self.config, self.task = config.for_task(task), task
         self.commands = commands or skill_commands(task)
         """What the policy is told while it collects."""
         self.condition_size = self.condition(jnp.zeros((1, self.commands.size))).shape[-1]
@@ -238,9 +246,17 @@ class SoftActorCritic:
         """Returns an Adam for each network."""
         return adam_for_each({name: self.learning_rate(name) for name in params}, self.config.max_gradient_norm)
 
-    def learning_rate(self, name: str) -> float:
+    def learning_rate(self, name: str) -> optax.ScalarOrSchedule:
         """Returns the step size of a network or number."""
-        return self.config.temperature_learning_rate if name == "log_temperature" else self.config.learning_rate
+        config = self.config
+        if name == "log_temperature":
+            return config.temperature_learning_rate
+        if not config.final_learning_rate:
+            return config.learning_rate
+        share = config.final_learning_rate / config.learning_rate
+        return optax.exponential_decay(
+            config.learning_rate, config.learning_rate_updates, share, end_value=config.final_learning_rate
+        )
 
     def observe(self, state: State, obs: Array) -> State:
         """Returns the state after seeing newly collected observations [..., obs_size]."""
