@@ -7,8 +7,9 @@ For every state s and skill z the actor maximises
 where psi are the successor features, (1 - gamma) psi the feature the policy is expected to show, lambda
 the multiplier that says how far the skill is from being executed, and alpha SAC's temperature. Where
 `death` is apart, the share of the future that follows a termination adds to the distance, and psi may have a
-smaller gamma than Q, `feature_discount` (skills.py). The losses below carry the equation they implement; every choice that the paper leaves open is a field of
-`Config`, with its reason in docs/deviations.md. What is not about SAC is in skills.py, the ablations too.
+smaller gamma than Q, `feature_discount` (skills.py). The losses below carry the equation they implement;
+every choice that the paper leaves open is a field of `Config`, with its reason in docs/deviations.md. What is
+not about SAC is in skills.py, the ablations too.
 """
 
 from __future__ import annotations
