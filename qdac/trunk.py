@@ -42,8 +42,8 @@ class TrunkConfig:
     """Env steps collected before the first update."""
     uniform_warmup: bool = False
     """Collect the warm-up with uniform random actions rather than the initial policy."""
-    discount: float = 0.99
-    """gamma."""
+    discount: float | None = 0.99
+    """gamma; none for five times the task's short horizon."""
     initial_discount: float | None = 0.0
     """Where gamma starts; 0 to keep it throughout, none for the task's short horizon, which shows sooner what an
     action does."""
@@ -75,9 +75,9 @@ class TrunkConfig:
 
     def for_task(self, task: Task) -> Self:
         """Returns the configuration with everything that depends on the task written out."""
-        if self.initial_discount is not None:
-            return self
-        return dataclasses.replace(self, initial_discount=1.0 - 1.0 / task.short_horizon)
+        horizons = {"discount": 5.0 * task.short_horizon, "initial_discount": 1.0 * task.short_horizon}
+        unset = [name for name in horizons if getattr(self, name) is None]
+        return dataclasses.replace(self, **{name: 1.0 - 1.0 / horizons[name] for name in unset})
 
     def discount_at(self, num_updates: Array) -> Array | float:
         """Returns gamma, or where it is on its way there: one value for all updates of an iteration."""

@@ -250,10 +250,11 @@ def test_features_may_have_a_shorter_horizon_than_death(shared_critics, average_
     close(metrics["train/expected_distance"], 0.4 + 0.2, rtol=1e-4)
 
 
-def test_features_have_twice_the_short_horizon_where_asked_for():
-    task = dataclasses.replace(clock_task(), short_horizon=5)
-    agent = qdac.QDAC(small_config(feature_discount=None, death="apart"), task)
-    close(agent.skill_discounts(0.99), [0.9, 0.99])
+def test_horizons_are_the_task_s_where_asked_for():
+    """A short horizon of 4 steps: 8 for features, 20 for Q and death, so 1 / (1 - 7/8) and 1 / (1 - 0.95)."""
+    task = dataclasses.replace(clock_task(), short_horizon=4)
+    agent = qdac.QDAC(small_config(discount=None, feature_discount=None, death="apart"), task)
+    close(agent.skill_discounts(agent.discount(jnp.array(0))), [0.875, 0.95])
 
 
 def test_the_horizon_of_features_is_never_longer_than_gamma_s():

@@ -182,6 +182,7 @@ LAPTOP = Config(
     **soft.LAPTOP,
     shared_critics=True,
     death="apart",
+    discount=None,
     initial_discount=None,
     discount_updates=20_000,
     feature_discount=None,
