@@ -83,6 +83,13 @@ def test_bellman_loss():
     close(soft.bellman_loss(jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([2.0, 2.0])), 1.375)
 
 
+def test_bellman_loss_in_variances():
+    """Half of 19 / 4, targets of variance 4; half of 8 / 4, targets of variances 1 and 4: their mean is 2.5."""
+    close(soft.bellman_loss(jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([2.0, 6.0]), True), 2.375 / 4)
+    target = jnp.array([[0.0, 0.0], [2.0, 4.0]])
+    close(soft.bellman_loss(jnp.array([[[0.0, 2.0], [2.0, 6.0]]]), target, True), 1 / 2.5)
+
+
 def test_actor_loss():
     """0.75 * 10 - 0.25 * 2 + 0.5 = 7.5, and 0 * 99 - 1 * 3 - 1 = -4: their mean, negated."""
     loss = qdac.actor_loss(
@@ -213,6 +220,15 @@ def test_all_losses_of_constant_networks(shared_critics, average_heads, death):
 
 
 @pytest.mark.parametrize("average_heads", [False, True])
+def test_balanced_critics_count_errors_in_variances_of_their_targets(average_heads):
+    """As above: Q is taught 3.7 and 2, of variance 0.85^2; psi 1.3 and 0.5, of variance 0.4^2; units cancel."""
+    agent = qdac.QDAC(small_config(balance_critics=True, average_heads=average_heads), clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    close(metrics["loss/critic"], (0.3**2 + 2.3**2 + 2**2 + 4**2) / 8 / 0.85**2, rtol=1e-3)
+    close(metrics["loss/successor"], (3.3**2 + 2.7**2 + 2.5**2 + 3.5**2) / 8 / 0.4**2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("average_heads", [False, True])
 @pytest.mark.parametrize("shared_critics", [False, True])
 def test_losses_where_death_is_apart(shared_critics, average_heads):
     """psi has a second number, the share of the future that is death times its distance, 3; of both 0.1 is expected.
@@ -255,6 +271,13 @@ def test_horizons_are_the_task_s_where_asked_for():
     task = dataclasses.replace(clock_task(), short_horizon=4)
     agent = qdac.QDAC(small_config(discount=None, feature_discount=None, death="apart"), task)
     close(agent.skill_discounts(agent.discount(jnp.array(0))), [0.875, 0.95])
+
+
+@pytest.mark.parametrize("short_horizon, n_step", [(2, 2), (5, 4), (20, 16), (33, 26)])
+def test_windows_are_four_fifths_of_the_task_s_short_horizon_where_asked_for(short_horizon, n_step):
+    task = dataclasses.replace(clock_task(), short_horizon=short_horizon)
+    agent = qdac.QDAC(small_config(n_step=None, warmup_steps=1_000), task)
+    assert agent.config.n_step == agent.config.window == n_step
 
 
 def test_the_horizon_of_features_is_never_longer_than_gamma_s():

@@ -38,6 +38,9 @@ class Config(SkillConfig, soft.SoftConfig):
     """Repeat every mini-batch with fresh uniform skills, as the paper does."""
     shared_critics: bool = False
     """Each head of Q and the skill critic share their hidden layers: one network with all outputs."""
+    balance_critics: bool = False
+    """Divide the loss of Q and that of the skill critic by the variance of their targets in the mini-batch, so that
+    in shared layers neither drowns the other."""
 
 
 # Losses: one function an equation. Every argument is what the equation names, already evaluated.
@@ -145,8 +148,8 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
             for rows in (batch.discounted(self.feature_discount(discount)), batch)
         )  # fmt: skip
         successor_goal = jnp.where(self.are_features, of_features, of_all_else)
-        loss_critic = bellman_loss(value, fixed(value_target))
-        loss_successor = bellman_loss(successor, fixed(successor_goal))
+        loss_critic = bellman_loss(value, fixed(value_target), config.balance_critics)
+        loss_successor = bellman_loss(successor, fixed(successor_goal), config.balance_critics)
 
         # Policy improvement: the mean of both heads judges the policy's own actions.
         judges = fixed({name: params[name] for name in self.critic_names})
@@ -181,6 +184,8 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
 LAPTOP = Config(
     **soft.LAPTOP,
     shared_critics=True,
+    balance_critics=True,
+    relabel=False,
     death="apart",
     discount=None,
     initial_discount=None,

@@ -6,7 +6,7 @@ A soft actor-critic here is a class with its own networks and `losses`; all else
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +45,9 @@ class SoftConfig(TrunkConfig):
     """tau: how far the target critics move towards the critics at each update."""
     actor_average_rate: float = 1.0
     """How far the policy that acts moves towards the actor that is trained at each update; 1 for the same."""
-    n_step: int = 1
-    """Steps summed in the targets of transitions that keep the command they were collected with."""
+    n_step: int | None = 1
+    """Steps summed in the targets of transitions that keep the command they were collected with; none for four fifths
+    of the task's short horizon."""
     normalize_observations: bool = False
     """Shift and scale observations by their running mean and deviation over all steps collected."""
     average_heads: bool = False
@@ -54,7 +55,7 @@ class SoftConfig(TrunkConfig):
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "temperature_learning_rate", "initial_temperature", "n_step"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
         if not self.max_gradient_norm >= 0:
             raise UserError(f"max_gradient_norm should not be negative, got {self.max_gradient_norm}")
@@ -68,14 +69,20 @@ class SoftConfig(TrunkConfig):
 
     @property
     def window(self) -> int:
-        return self.n_step
+        return self.n_step or 1
+
+    def for_task(self, task: Task) -> Self:
+        config = super().for_task(task)
+        if config.n_step is not None:
+            return config
+        return dataclasses.replace(config, n_step=max(1, round(0.8 * task.short_horizon)))
 
 
 LAPTOP = {
     "hidden_sizes": (256, 256), "normalize_observations": True, "average_heads": True, "learning_rate": 1e-3,
-    "final_learning_rate": 1e-4, "learning_rate_updates": 100_000,
+    "final_learning_rate": 1e-4, "learning_rate_updates": 200_000,
     "initial_temperature": 0.02, "temperature_learning_rate": 3e-3, "target_rate": 0.01,
-    "actor_average_rate": 0.005, "n_step": 16, "batch_size": 128, "steps_per_iteration": 16,
+    "actor_average_rate": 0.005, "n_step": None, "batch_size": 128, "steps_per_iteration": 16,
     "updates_per_iteration": 64, "replay_size": 1_000_000, "warmup_steps": 20_000,
 }  # fmt: skip
 """QDAC's recipe for an hour on 2 cores, as far as it is not about skills; docs/recipe.md."""
@@ -129,9 +136,10 @@ def critic_target(
     return reward + discount * (next_values.min(axis=0) - temperature * next_log_prob)
 
 
-def bellman_loss(prediction: Array, target: Array) -> Array:
-    """Half the mean squared error of both heads against one target."""
-    return 0.5 * jnp.square(prediction - target).mean()
+def bellman_loss(prediction: Array, target: Array, in_variances: bool = False) -> Array:
+    """Half the mean squared error of both heads against one target [batch, ...], or that over its variance."""
+    variance = target.var(axis=0).mean() + 1e-6 if in_variances else 1.0
+    return 0.5 * jnp.square(prediction - target).mean() / variance
 
 
 def temperature_loss(log_temperature: Array, log_prob: Array, target_entropy: float) -> Array:
