@@ -220,6 +220,18 @@ def test_all_losses_of_constant_networks(shared_critics, average_heads, death):
 
 
 @pytest.mark.parametrize("average_heads", [False, True])
+def test_the_actor_may_weigh_the_reward_of_a_step(average_heads):
+    """As above, with 0.1 times the value of 5; only the actor sees it. A sum of distances, 1, has the whole."""
+    agent = qdac.QDAC(small_config(average_value=True, average_heads=average_heads), clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    close(metrics["loss/actor"], -0.25 * 0.5 + 0.75 * (0.4 - 0.001) / 2, rtol=1e-4)
+    close(metrics["train/value"], 5)
+    config = small_config(average_value=True, average_heads=average_heads, skill_critic="distance")
+    agent = qdac.QDAC(config, clock_task())
+    close(losses(agent, *constant_networks(agent))["loss/actor"], -0.25 * 5 + 0.75 * 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("average_heads", [False, True])
 def test_balanced_critics_count_errors_in_variances_of_their_targets(average_heads):
     """As above: Q is taught 3.7 and 2, of variance 0.85^2; psi 1.3 and 0.5, of variance 0.4^2; units cancel."""
     agent = qdac.QDAC(small_config(balance_critics=True, average_heads=average_heads), clock_task())

@@ -41,6 +41,9 @@ class Config(SkillConfig, soft.SoftConfig):
     balance_critics: bool = False
     """Divide the loss of Q and that of the skill critic by the variance of their targets in the mini-batch, so that
     in shared layers neither drowns the other."""
+    average_value: bool = False
+    """Weigh (1 - gamma) Q, the reward of a step, against the distance of the feature expected of a step, rather than Q,
+    a sum. Against a sum of distances Q stays one."""
 
 
 # Losses: one function an equation. Every argument is what the equation names, already evaluated.
@@ -162,7 +165,9 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
             loss_multiplier = multiplier_loss(logit, fixed(skill_distance), threshold)
         else:
             multiplier, loss_multiplier = jnp.full_like(value, config.multiplier), jnp.zeros(())
-        loss_actor = actor_loss(value, distance, multiplier, fixed(temperature), log_prob)
+        is_averaged = config.average_value and config.skill_critic == "successor"
+        weighed = (1.0 - discount) * value if is_averaged else value
+        loss_actor = actor_loss(weighed, distance, multiplier, fixed(temperature), log_prob)
         loss_temperature = temperature_loss(params["log_temperature"], fixed(log_prob), self.target_entropy)
         metrics = {
             "loss/critic": loss_critic,
@@ -185,6 +190,7 @@ LAPTOP = Config(
     **soft.LAPTOP,
     shared_critics=True,
     balance_critics=True,
+    average_value=True,
     relabel=False,
     death="apart",
     discount=None,
