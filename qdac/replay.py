@@ -1,4 +1,8 @@
-"""The replay buffer: a ring of transitions for each env, so that consecutive steps stay neighbours."""
+"""The replay buffer: rows of transitions for each env, in parts within which consecutive steps are neighbours.
+
+A replay of one part is a ring, which forgets the oldest. Of several parts, the newest steps have one, and what the
+others hold is a uniform sample of all there ever was (reservoir sampling, by parts).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,33 @@ from qdac.types import Array, Transition
 
 class Replay(NamedTuple):
     storage: Transition
-    """Every field as [num_envs, capacity, ...]: the last `capacity` steps of each env."""
+    """Every field as [num_envs, capacity, ...]."""
     returns: Array
     """[num_envs, capacity + 1]: the return, as far as it was lived, of episode e of each env at e % (capacity + 1).
-    Episodes that steps are stored of are at most capacity + 1 apart, so that none takes another's place."""
+    In a ring, episodes that steps are stored of are at most capacity + 1 apart, so that none takes another's place."""
     position: Array
     """Where the next step is written, the same for all envs."""
-    size: Array
-    """How many steps of each env are stored."""
+    num_seen: Array
+    """How many steps of each env were ever written."""
+    part_size: Array
+    """How many steps of each env a part holds."""
+    key: Array
+    """Decides which parts are written anew."""
+
+    @property
+    def capacity(self) -> int:
+        return self.storage.reward.shape[1]
+
+    @property
+    def size(self) -> Array:
+        """Returns how many steps of each env are stored."""
+        return jnp.minimum(self.num_seen, self.capacity)
+
+    def is_cut(self, place: Array) -> Array:
+        """Returns whether what is stored after a place is something else than the step that came next."""
+        following = place + 1
+        is_end = (following % self.part_size == 0) & (self.part_size < self.capacity)
+        return is_end | (following % self.capacity == self.position)
 
 
 class Batch(NamedTuple):
@@ -57,7 +80,7 @@ class Batch(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Consecutive steps of an env, [num, length, ...], over the ends of episodes."""
+    """Consecutive steps of an env, [num, length, ...], over the ends of episodes and of what was stored together."""
 
     obs: Array
     action: Array
@@ -65,23 +88,28 @@ class Sequences(NamedTuple):
     feature: Array
     terminated: Array
     is_first: Array
-    """1.0 where what came before is not to be known: at the first step, and at the first of an episode."""
+    """1.0 where what came before is not to be known: at the first step, at the first of an episode, and at the first
+    that has something else stored before it."""
 
 
-def init_replay(example: Transition, num_envs: int, capacity: int) -> Replay:
-    """Returns an empty buffer for `capacity` steps of `num_envs` envs, shaped after one transition."""
+def init_replay(example: Transition, num_envs: int, capacity: int, num_parts: int, key: Array) -> Replay:
+    """Returns an empty buffer for `capacity` steps of `num_envs` envs, shaped after one transition.
+
+    The capacity must be a multiple of the parts.
+    """
     storage = jax.tree.map(lambda x: jnp.zeros((num_envs, capacity, *x.shape), x.dtype), example)
     returns = jnp.zeros((num_envs, capacity + 1))
-    return Replay(storage, returns, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    nowhere = jnp.zeros((), jnp.int32)
+    return Replay(storage, returns, nowhere, nowhere, jnp.int32(capacity // num_parts), key)
 
 
 def insert(replay: Replay, steps: Transition) -> Replay:
-    """Returns the buffer with [num_envs, num_steps, ...] more steps, over the oldest when it is full.
+    """Returns the buffer with [num_envs, num_steps, ...] more steps, over others when it is full.
 
-    The capacity must be a multiple of `num_steps`: one contiguous write, in place when donated.
+    A part must hold a multiple of `num_steps`: one contiguous write, in place when donated.
     """
     num_envs, num_steps = steps.reward.shape
-    capacity = replay.storage.reward.shape[1]
+    capacity = replay.capacity
     storage = jax.tree.map(
         lambda buffer, new: jax.lax.dynamic_update_slice_in_dim(buffer, new, replay.position, axis=1),
         replay.storage,
@@ -91,24 +119,41 @@ def insert(replay: Replay, steps: Transition) -> Replay:
     has_ended = steps.terminated + steps.truncated > 0
     next_place = jnp.where(has_ended, (steps.episode + 1) % (capacity + 1), capacity + 1)
     returns = replay.returns.at[env, next_place].set(0.0, mode="drop").at[env, place].add(steps.reward)
-    return Replay(
-        storage,
-        returns,
-        position=(replay.position + num_steps) % capacity,
-        size=jnp.minimum(replay.size + num_steps, capacity),
-    )
+    key, key_part = jax.random.split(replay.key)
+    replay = replay._replace(
+        storage=storage, returns=returns, position=replay.position + num_steps, num_seen=replay.num_seen + num_steps,
+        key=key,
+    )  # fmt: skip
+    return replay._replace(position=_next_position(replay, key_part))
+
+
+def _next_position(replay: Replay, key: Array) -> Array:
+    """Returns where to go on: at the end of a part, in the next empty one, or in one that is written anew.
+
+    Where n parts were seen for S that there are, that is any of them with probability S / n, and else the one just
+    written: what the others hold is then equally likely to be of any time.
+    """
+    key_keep, key_part = jax.random.split(key)
+    num_parts = replay.capacity // replay.part_size
+    is_kept = jax.random.uniform(key_keep) * replay.num_seen < replay.capacity
+    any_part = jax.random.randint(key_part, (), 0, num_parts)
+    part = jnp.where(is_kept, any_part, replay.position // replay.part_size - 1)
+    is_full = replay.num_seen >= replay.capacity
+    is_end = replay.position % replay.part_size == 0
+    return jnp.where(is_end & is_full, part * replay.part_size, replay.position)
 
 
 def sample(replay: Replay, key: Array, num: int, discount: Array | float, n_step: int) -> tuple[Batch, Batch]:
     """Returns `num` uniform transitions twice: with n-step targets, and with one-step ones, where one step counts."""
-    capacity = replay.storage.reward.shape[1]
-    env, first = _draw(replay, key, num, n_step)
+    capacity = replay.capacity
+    env, first = _draw(replay, key, num, 1)
 
     def gather(field: Array, time: Array) -> Array:
         return field.at[env, time].get(mode="promise_in_bounds")
 
     def window(steps: int) -> Batch:
-        """Returns the rows with targets over `steps` steps, cut short where the episode ends."""
+        """Returns the rows with targets over `steps` steps, cut short where the episode ends or the next step is
+        not stored."""
         weight = jnp.ones(num)
         last = first
         is_over = jnp.zeros(num, bool)
@@ -121,7 +166,7 @@ def sample(replay: Replay, key: Array, num: int, discount: Array | float, n_step
             weights.append(jnp.where(is_over, 0.0, weight))
             weight = jnp.where(is_over, weight, weight * discount)
             ended = gather(replay.storage.terminated, time) + gather(replay.storage.truncated, time)
-            is_over |= ended > 0
+            is_over |= (ended > 0) | replay.is_cut(time)
         unused = n_step - steps
         terminated = gather(replay.storage.terminated, last)
         return Batch(
@@ -143,7 +188,7 @@ def sample(replay: Replay, key: Array, num: int, discount: Array | float, n_step
 
 def sample_sequences(replay: Replay, key: Array, num: int, length: int) -> Sequences:
     """Returns `num` uniform windows of `length` steps, their envs drawn as in `sample`."""
-    capacity = replay.storage.reward.shape[1]
+    capacity = replay.capacity
     env, first = _draw(replay, key, num, length)
     time = (first[:, None] + jnp.arange(length)) % capacity
 
@@ -152,7 +197,7 @@ def sample_sequences(replay: Replay, key: Array, num: int, length: int) -> Seque
 
     steps = replay.storage
     terminated = gather(steps.terminated)
-    ended = terminated + gather(steps.truncated)
+    ended = jnp.where(replay.is_cut(time), 1.0, terminated + gather(steps.truncated))
     is_first = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)), constant_values=1.0)
     return Sequences(
         gather(steps.obs), gather(steps.action), gather(steps.reward), gather(steps.feature), terminated, is_first
@@ -165,11 +210,11 @@ def _draw(replay: Replay, key: Array, num: int, length: int) -> tuple[Array, Arr
     Rows are stratified over envs (row i comes from the i-th of `num` equal slices of the envs), which
     keeps the draw uniform, lowers its variance, and makes it the same on any number of devices.
     """
-    num_envs, capacity = replay.storage.reward.shape
-    key_env, key_time = jax.random.split(key)
+    num_envs = replay.storage.reward.shape[0]
+    key_env, key_first = jax.random.split(key)
     row = jnp.arange(num)
     env = ((row + jax.random.uniform(key_env, (num,))) * (num_envs / num)).astype(jnp.int32)
     env = jnp.clip(env, row * num_envs // num, -(-(row + 1) * num_envs // num) - 1)  # against rounding
-    oldest = replay.position - replay.size
-    age = jax.random.randint(key_time, (num,), 0, jnp.maximum(replay.size - length + 1, 1))
-    return env, (oldest + age) % capacity
+    is_full = replay.num_seen >= replay.capacity
+    num_places = jnp.where(is_full, replay.capacity, jnp.maximum(replay.size - length + 1, 1))
+    return env, jax.random.randint(key_first, (num,), 0, num_places)

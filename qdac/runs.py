@@ -41,7 +41,7 @@ from qdac.errors import UserError, unknown_name
 
 FORMAT = 1
 """The number in every file whose layout may change; a higher one is refused."""
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 """The same for checkpoints, of which a lower one is refused too: training goes on only with all it was made of."""
 FORMAT_KEYS = {"policy": "qdac_format", "archive": "qdac_archive_format"}
 """Where the header of a tensor file has that number, by what the file holds."""

@@ -38,6 +38,9 @@ class TrunkConfig:
     """Transitions, or sequences of them, in a mini-batch."""
     replay_size: int = 1_000_000
     """Transitions kept."""
+    replay_parts: int = 1
+    """Parts that they are kept in. When all are full, the newest steps have one, and the others hold a uniform sample
+    of all that was collected; with 1, what is forgotten is the oldest."""
     warmup_steps: int = 0
     """Env steps collected before the first update."""
     uniform_warmup: bool = False
@@ -51,7 +54,7 @@ class TrunkConfig:
     """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "steps_per_iteration", "batch_size", "replay_size"):
+        for name in ("num_envs", "steps_per_iteration", "batch_size", "replay_size", "replay_parts"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
         for name in ("updates_per_iteration", "warmup_steps"):
@@ -127,7 +130,8 @@ class Trunk:
             )
         self.steps_per_iteration = config.num_envs * config.steps_per_iteration
         columns = max(config.replay_size // config.num_envs, config.window + config.steps_per_iteration)
-        self.capacity = -(-columns // config.steps_per_iteration) * config.steps_per_iteration
+        multiple = config.steps_per_iteration * config.replay_parts
+        self.capacity = -(-columns // multiple) * multiple
 
         actors, learners = Mesh(np.array(devices), ("envs",)), Mesh(np.array(learner_devices), ("batch",))
         self.actor_everywhere = NamedSharding(actors, P())
@@ -138,7 +142,7 @@ class Trunk:
         self.collect = self._jit_collect(actors, agent.explore)
         self.collect_uniform = self._jit_collect(actors, explore_uniformly)
         self.replay_sharding = replay_lib.Replay(
-            self.replay_by_env, self.replay_by_env, self.learner_everywhere, self.learner_everywhere
+            self.replay_by_env, self.replay_by_env, *(self.learner_everywhere,) * 4
         )
         self._insert = jax.jit(
             self._observe_and_insert, donate_argnums=(0, 1),
@@ -166,15 +170,15 @@ class Trunk:
             donate_argnums=1,
         )
 
-    def _empty_replay(self) -> replay_lib.Replay:
-        task = self.task
+    def _empty_replay(self, key: Array) -> replay_lib.Replay:
+        task, config = self.task, self.config
         zeros = lambda *shape: jnp.zeros(shape)  # noqa: E731
         example = Transition(
             obs=zeros(task.obs_size), action=zeros(task.action_size), reward=zeros(),
             feature=zeros(task.skill_size), next_obs=zeros(task.obs_size), terminated=zeros(),
             truncated=zeros(), skill=zeros(self.agent.commands.size), episode=jnp.zeros((), jnp.int32),
         )
-        return replay_lib.init_replay(example, self.config.num_envs, self.capacity)
+        return replay_lib.init_replay(example, config.num_envs, self.capacity, config.replay_parts, key)
 
     def _observe_and_insert(self, agent_state: Any, replay: replay_lib.Replay, steps: Transition):
         return self.agent.observe(agent_state, steps.obs), replay_lib.insert(replay, steps)
@@ -195,9 +199,9 @@ class Trunk:
 
     def init(self, key: Array) -> TrunkState:
         """Returns the state of a new run."""
-        key_agent, key_episodes, key = jax.random.split(key, 3)
+        key_agent, key_episodes, key_replay, key = jax.random.split(key, 4)
         agent_state = jax.jit(self.agent.init, out_shardings=self.learner_everywhere)(key_agent)
-        return TrunkState(agent_state, self._init_replay(), self._start(key_episodes), key, np.int64(0))
+        return TrunkState(agent_state, self._init_replay(key_replay), self._start(key_episodes), key, np.int64(0))
 
     def template(self) -> TrunkState:
         """Returns the shapes and dtypes of a state, for `Run.load_checkpoint`."""

@@ -197,7 +197,8 @@ def test_rows_belong_to_the_policy_they_were_collected_by(preset):
         next_obs=nothing[..., None], terminated=nothing, truncated=nothing, skill=command,
         episode=nothing.astype(jnp.int32),
     )  # fmt: skip
-    replay = replay_lib.insert(replay_lib.init_replay(jax.tree.map(lambda x: x[0, 0], steps), len(env), 1), steps)
+    example = jax.tree.map(lambda x: x[0, 0], steps)
+    replay = replay_lib.insert(replay_lib.init_replay(example, len(env), 1, 1, KEY), steps)
     draw = jax.jit(lambda key: agent.by_policy(replay_lib.sample(replay, key, preset.batch_size, GAMMA, 1)[0]))
     for key in jax.random.split(KEY, 20):
         rows = draw(key).skill[..., 0]

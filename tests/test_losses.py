@@ -221,12 +221,12 @@ def test_all_losses_of_constant_networks(shared_critics, average_heads, death):
 
 @pytest.mark.parametrize("average_heads", [False, True])
 def test_the_actor_may_weigh_the_reward_of_a_step(average_heads):
-    """As above, with 0.1 times the value of 5; only the actor sees it. A sum of distances, 1, has the whole."""
-    agent = qdac.QDAC(small_config(average_value=True, average_heads=average_heads), clock_task())
+    """As above, with 3 times 0.1 of the value of 5; only the actor sees it. A sum of distances, 1, has the whole."""
+    agent = qdac.QDAC(small_config(step_reward_weight=3.0, average_heads=average_heads), clock_task())
     metrics = losses(agent, *constant_networks(agent))
-    close(metrics["loss/actor"], -0.25 * 0.5 + 0.75 * (0.4 - 0.001) / 2, rtol=1e-4)
+    close(metrics["loss/actor"], -0.25 * 1.5 + 0.75 * (0.4 - 0.001) / 2, rtol=1e-4)
     close(metrics["train/value"], 5)
-    config = small_config(average_value=True, average_heads=average_heads, skill_critic="distance")
+    config = small_config(step_reward_weight=3.0, average_heads=average_heads, skill_critic="distance")
     agent = qdac.QDAC(config, clock_task())
     close(losses(agent, *constant_networks(agent))["loss/actor"], -0.25 * 5 + 0.75 * 1, rtol=1e-4)
 
@@ -589,6 +589,8 @@ def test_observations_reach_actor_and_critics_normalised():
         ({"n_step": 0}, "n_step should be positive, got 0"),
         ({"feature_discount": 1.0}, "feature_discount should be in [0, 1), got 1.0"),
         ({"death_distance": 0.0}, "death_distance should be positive, got 0.0"),
+        ({"step_reward_weight": -1.0}, "step_reward_weight should not be negative, got -1.0"),
+        ({"replay_parts": 0}, "replay_parts should be positive, got 0"),
         ({"updates_per_iteration": -1}, "updates_per_iteration should not be negative, got -1"),
         ({"initial_threshold": 8.0}, "got 8.0 and 0"),
         ({"threshold_updates": 300}, "got 0.0 and 300"),

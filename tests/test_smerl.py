@@ -86,6 +86,11 @@ def test_config_says_what_is_wrong(name):
         small_config(Config, **{name: -1.0})
 
 
+def test_returns_need_a_replay_that_forgets_the_oldest():
+    with pytest.raises(UserError, match="replay_parts should be 1, got 4"):
+        small_config(Config, replay_parts=4)
+
+
 # Latents and rewards.
 
 

@@ -23,6 +23,7 @@ from qdac import nets
 from qdac.agents import soft
 from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
 from qdac.agents.soft import bellman_loss, critic_target, temperature_loss
+from qdac.errors import UserError
 from qdac.replay import Batch
 from qdac.types import Array, Params, Task
 
@@ -41,9 +42,14 @@ class Config(SkillConfig, soft.SoftConfig):
     balance_critics: bool = False
     """Divide the loss of Q and that of the skill critic by the variance of their targets in the mini-batch, so that
     in shared layers neither drowns the other."""
-    average_value: bool = False
-    """Weigh (1 - gamma) Q, the reward of a step, against the distance of the feature expected of a step, rather than Q,
-    a sum. Against a sum of distances Q stays one."""
+    step_reward_weight: float = 0.0
+    """Weigh this many times (1 - gamma) Q, the reward of a step, against the distance of the feature expected of a
+    step; 0 for Q, a sum. Against a sum of distances Q stays one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.step_reward_weight >= 0:
+            raise UserError(f"step_reward_weight should not be negative, got {self.step_reward_weight}")
 
 
 # Losses: one function an equation. Every argument is what the equation names, already evaluated.
@@ -165,8 +171,8 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
             loss_multiplier = multiplier_loss(logit, fixed(skill_distance), threshold)
         else:
             multiplier, loss_multiplier = jnp.full_like(value, config.multiplier), jnp.zeros(())
-        is_averaged = config.average_value and config.skill_critic == "successor"
-        weighed = (1.0 - discount) * value if is_averaged else value
+        is_of_step = config.step_reward_weight and config.skill_critic == "successor"
+        weighed = config.step_reward_weight * (1.0 - discount) * value if is_of_step else value
         loss_actor = actor_loss(weighed, distance, multiplier, fixed(temperature), log_prob)
         loss_temperature = temperature_loss(params["log_temperature"], fixed(log_prob), self.target_entropy)
         metrics = {
@@ -188,9 +194,10 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
 
 LAPTOP = Config(
     **soft.LAPTOP,
+    replay_parts=32,
     shared_critics=True,
     balance_critics=True,
-    average_value=True,
+    step_reward_weight=1.0,
     relabel=False,
     death="apart",
     discount=None,

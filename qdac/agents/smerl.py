@@ -47,6 +47,10 @@ class Config(sac.Config):
         for name in ("diversity_scale", "margin"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
+        if self.replay_parts != 1:
+            raise UserError(
+                f"replay_parts should be 1, got {self.replay_parts}: returns are known of the newest episodes only"
+            )
         if self.target_return is not None and not math.isfinite(self.target_return):
             raise UserError(f"target_return should be a number, got {self.target_return}")
 
