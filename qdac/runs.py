@@ -19,7 +19,6 @@ import csv
 import dataclasses
 import errno
 import hashlib
-import importlib
 import importlib.metadata
 import io
 import json
@@ -37,7 +36,8 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-from qdac.errors import UserError, unknown_name
+from qdac.errors import UserError
+from qdac.loggers import Logger, check_loggers, start_loggers
 
 FORMAT = 1
 """The number in every file whose layout may change; a higher one is refused."""
@@ -49,7 +49,6 @@ KEPT_CHECKPOINTS = 2
 CSV_NAMES = ("metrics.csv", "timing.csv")
 
 Tree = Any
-Logger = Callable[[int, Mapping[str, float]], None]
 
 
 def print_warning(text: str) -> None:
@@ -59,7 +58,7 @@ def print_warning(text: str) -> None:
 def create_run(path: str | Path, config: dict, loggers: tuple[str, ...] = ()) -> Run:
     """Returns a new run in `path`, which must be empty or not exist; `config` must be JSON."""
     path = Path(path)
-    _check_loggers(loggers)
+    check_loggers(loggers)
     with _explained(path, "create the run folder", "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
         is_empty = not any(path.iterdir())
@@ -77,7 +76,7 @@ def create_run(path: str | Path, config: dict, loggers: tuple[str, ...] = ()) ->
 def open_run(path: str | Path, loggers: tuple[str, ...] = ()) -> Run:
     """Returns the run that `create_run` made in `path`."""
     path = Path(path)
-    _check_loggers(loggers)
+    check_loggers(loggers)
     config_path = path / "config.json"
     with _explained(config_path, "read"):
         if not config_path.is_file():
@@ -89,8 +88,7 @@ def open_run(path: str | Path, loggers: tuple[str, ...] = ()) -> Run:
         except ValueError as error:
             raise UserError(f"{config_path} is damaged ({error}); restore it or start another run") from error
     _check_format(saved["format"], config_path)
-    start_functions = [_LOGGERS[name][1] for name in loggers]
-    return Run(path, saved["config"], tuple(start(path, saved["config"]) for start in start_functions))
+    return Run(path, saved["config"], start_loggers(loggers, path, saved["config"]))
 
 
 def _write_config(path: Path, config: dict) -> None:
@@ -444,40 +442,3 @@ def _sync(path: Path) -> None:
 def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _start_tensorboard(path: Path, config: dict) -> Logger:
-    writer = importlib.import_module("tensorboardX").SummaryWriter(str(path / "tensorboard"))
-
-    def log(step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, float(value), step)
-        writer.flush()
-
-    return log
-
-
-def _start_wandb(path: Path, config: dict) -> Logger:
-    name = "-".join(path.resolve().parts[-2:])
-    run = importlib.import_module("wandb").init(
-        project="qdac", id=name, name=name, dir=str(path), config=config, resume="allow"
-    )
-    return lambda step, values: run.log({key: float(value) for key, value in values.items()}, step=step)
-
-
-_LOGGERS = {"tensorboard": ("tensorboardX", _start_tensorboard), "wandb": ("wandb", _start_wandb)}
-"""The package that each optional logger needs, and what starts it."""
-
-
-def _check_loggers(names: tuple[str, ...]) -> None:
-    """Raises a UserError for a logger that is unknown or not installed."""
-    for name in names:
-        if name not in _LOGGERS:
-            raise unknown_name("logger", name, _LOGGERS)
-        package, _ = _LOGGERS[name]
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise UserError(
-                f"the {name} logger needs {package}; install it with `pip install qdac[{name}]`"
-            ) from error
