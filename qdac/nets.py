@@ -81,11 +81,21 @@ def tanh_gaussian(outputs: Array) -> tuple[Array, Array]:
     return mean, jax.nn.softplus(raw_std) + MIN_STD
 
 
+def bounded_gaussian(outputs: Array) -> tuple[Array, Array]:
+    """Returns mean in (-2, 2) and deviation in (0.05, 1), before the tanh, where actions tell them apart."""
+    mean, std = tanh_gaussian(outputs)
+    return 2.0 * jnp.tanh(0.5 * mean), 0.05 + 0.95 * jnp.tanh(std)
+
+
+def tanh_gaussian_log_prob(mean: Array, std: Array, pre_tanh: Array) -> Array:
+    """Returns the log-probabilities of the actions tanh(pre_tanh), [..., action_size] summed over the last axis."""
+    log_normal = -0.5 * jnp.square((pre_tanh - mean) / std) - jnp.log(std) - 0.5 * math.log(2 * math.pi)
+    log_det = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
+    return (log_normal - log_det).sum(axis=-1)
+
+
 def sample_tanh_gaussian(outputs: Array, key: Array) -> tuple[Array, Array]:
     """Returns reparameterised actions in (-1, 1) and their log-probabilities."""
     mean, std = tanh_gaussian(outputs)
-    noise = jax.random.normal(key, mean.shape)
-    pre_tanh = mean + std * noise
-    log_normal = -0.5 * jnp.square(noise) - jnp.log(std) - 0.5 * math.log(2 * math.pi)
-    log_det = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
-    return jnp.tanh(pre_tanh), (log_normal - log_det).sum(axis=-1)
+    pre_tanh = mean + std * jax.random.normal(key, mean.shape)
+    return jnp.tanh(pre_tanh), tanh_gaussian_log_prob(mean, std, pre_tanh)

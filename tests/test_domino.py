@@ -27,8 +27,8 @@ from probes import (
 from qdac import nets
 from qdac import replay as replay_lib
 from qdac.agents import domino
+from qdac.agents.actor import Moments, State
 from qdac.agents.domino import DOMiNO, diversity_direction, multiplier_loss, nearest_gaps
-from qdac.agents.soft import Moments, State
 from qdac.errors import UserError
 from qdac.trunk import Trunk
 from qdac.types import Box, Params, Transition

@@ -15,7 +15,7 @@ import pytest
 from probes import BATCH, always, assert_trees_close, clock_task, close, column, dial_task, small_config, taught
 
 from qdac import nets
-from qdac.agents import qdac, skills, soft
+from qdac.agents import actor, qdac, skills, soft
 from qdac.errors import UserError
 from qdac.replay import Batch
 from qdac.types import Box, Circle, Params
@@ -562,8 +562,8 @@ def test_observations_reach_actor_and_critics_normalised():
     start = agent.init(jax.random.PRNGKey(0))
     shift, scale = np.array([5.0, -2.0], np.float32), np.array([4.0, 0.5], np.float32)
     moments = [
-        soft.Moments(jnp.zeros(2), jnp.ones(2) - 1e-4, jnp.ones(())),
-        soft.Moments(jnp.array(shift), jnp.array(scale**2 - 1e-4), jnp.ones(())),
+        actor.Moments(jnp.zeros(2), jnp.ones(2) - 1e-4, jnp.ones(())),
+        actor.Moments(jnp.array(shift), jnp.array(scale**2 - 1e-4), jnp.ones(())),
     ]
     batches = [BATCH, BATCH._replace(obs=BATCH.obs * scale + shift, next_obs=BATCH.next_obs * scale + shift)]
     key = jax.random.PRNGKey(1)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qdac.agents import domino, qdac, qdac_mb, sac, smerl
+from qdac.agents import domino, qdac, qdac_mb, qdac_ppo, sac, smerl
 from qdac.errors import UserError, unknown_name
 from qdac.trunk import Trunk
 from qdac.types import Task
@@ -50,7 +50,7 @@ def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
     }
 
 
-def _off_policy(summary: str, make_agent: Callable[[Any, Task], Any], module: Any, **fields: Any) -> Algorithm:
+def _on_trunk(summary: str, make_agent: Callable[[Any, Task], Any], module: Any, **fields: Any) -> Algorithm:
     """Returns the algorithm of a module with some fields of its `Config` changed in all presets."""
     configs = (module.LAPTOP, module.Config(), module.DEBUG)
     presets = _presets(*(dataclasses.replace(config, **fields) for config in configs))
@@ -58,44 +58,47 @@ def _off_policy(summary: str, make_agent: Callable[[Any, Task], Any], module: An
 
 
 ALGORITHMS = {
-    "qdac": _off_policy(
+    "qdac": _on_trunk(
         "Quality-Diversity Actor-Critic (model-free): value and successor-features critics, balanced by a learned "
         "multiplier", qdac.QDAC, qdac,
     ),
-    "no_sf": _off_policy(
+    "qdac_ppo": _on_trunk(
+        "QDAC's objective on-policy: the gradient of PPO in place of SAC's", qdac_ppo.QDACPPO, qdac_ppo
+    ),
+    "no_sf": _on_trunk(
         "QDAC's ablation No-SF: the sum of distances to the skill in place of successor features",
         qdac.QDAC, qdac, skill_critic="distance",
     ),
-    "fixed_lambda": _off_policy(
+    "fixed_lambda": _on_trunk(
         "QDAC's ablation Fixed-lambda: a multiplier of 0.5 for every state and skill",
         qdac.QDAC, qdac, multiplier=0.5,
     ),
-    "uvfa": _off_policy(
+    "uvfa": _on_trunk(
         "QDAC's ablation UVFA: the sum of distances to the skill, with a multiplier of 0.66",
         qdac.QDAC, qdac, skill_critic="distance", multiplier=0.66,
     ),
-    "qdac_mb": _off_policy(
+    "qdac_mb": _on_trunk(
         "QDAC-MB (model-based): QDAC's objective by gradients through imagined rollouts of a world model",
         qdac_mb.QDACMB, qdac_mb,
     ),
-    "no_sf_mb": _off_policy(
+    "no_sf_mb": _on_trunk(
         "No-SF on the model-based trunk", qdac_mb.QDACMB, qdac_mb, skill_critic="distance"
     ),
-    "fixed_lambda_mb": _off_policy(
+    "fixed_lambda_mb": _on_trunk(
         "Fixed-lambda on the model-based trunk", qdac_mb.QDACMB, qdac_mb, multiplier=0.5
     ),
-    "uvfa_mb": _off_policy(
+    "uvfa_mb": _on_trunk(
         "UVFA on the model-based trunk", qdac_mb.QDACMB, qdac_mb, skill_critic="distance", multiplier=0.66
     ),
-    "sac": _off_policy("Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac),
-    "smerl": _off_policy(
+    "sac": _on_trunk("Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac),
+    "smerl": _on_trunk(
         "SMERL: behaviours that a discriminator can tell apart, once the return is near SAC's", smerl.SMERL, smerl
     ),
-    "reverse_smerl": _off_policy(
+    "reverse_smerl": _on_trunk(
         "Reverse SMERL: behaviours that a discriminator can tell apart, and the task until the return is near SAC's",
         smerl.SMERL, smerl, reverse=True,
     ),
-    "domino": _off_policy(
+    "domino": _on_trunk(
         "DOMiNO: ten near-optimal policies whose average features keep apart", domino.DOMiNO, domino
     ),
 }  # fmt: skip

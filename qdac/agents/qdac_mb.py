@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import optax
 
 from qdac import nets
+from qdac.agents.actor import adam_for_each
 from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
-from qdac.agents.soft import adam_for_each
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel
 from qdac.errors import UserError
 from qdac.replay import Replay, Sequences, sample_sequences

@@ -1,0 +1,273 @@
+"""QDAC's objective on-policy: the gradient of Proximal Policy Optimisation in place of Soft Actor-Critic's.
+
+For every state s and skill z the actor maximises, as in qdac.py,
+
+    (1 - lambda(s,z)) (1 - gamma) V(s,z)  -  lambda(s,z) || (1 - gamma) psi(s,z) - z ||
+
+but what an action does to V and psi is not asked of a critic of actions. It is seen in the round of steps just
+collected: with the advantages A_V of (1 - gamma) V and A_psi of (1 - gamma) psi (Schulman et al., 2016), an action
+changes the objective by
+
+    (1 - lambda) A_V  -  lambda u . A_psi,    u the direction of (1 - gamma) psi - z,
+
+and PPO's clipped loss (Schulman et al., 2017) raises the probability of those that change it for the better. One
+network expects value, successor features and death; lambda is learned as in QDAC. What both make of skills is in
+skills.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from qdac import nets
+from qdac.agents.actor import Actor, ActorConfig, State
+from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
+from qdac.agents.soft import bellman_loss
+from qdac.errors import UserError
+from qdac.replay import Replay
+from qdac.types import Array, Params, Task, Transition
+
+MAX_LOG_RATIO = 10.0
+"""Beyond it a ratio of probabilities says no more than that the policy has moved on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(SkillConfig, ActorConfig):
+    """Hyper-parameters of QDAC on PPO."""
+
+    steps_per_iteration: int = 32
+    """Steps of each env in a round, all of which the updates after it learn from."""
+    updates_per_iteration: int = 32
+    """Gradient updates in a round, each with a mini-batch drawn from it."""
+    batch_size: int = 1024
+    """Steps in a mini-batch."""
+    replay_size: int = 1
+    """Of no use here: what is kept is the round just collected."""
+    return_mix: float = 0.95
+    """lambda of generalised advantage estimation: 0 for one-step advantages, 1 for sums to the end of the round."""
+    clip_ratio: float = 0.2
+    """How far the probability of an action may move, as a share of what it was, before that gains no more."""
+    max_divergence: float = 0.03
+    """The actor stays as it is while it is this far, by the KL divergence in the mini-batch, from the policy that
+    collected the round."""
+    entropy_bonus: float = 1e-3
+    """What the entropy of the policy adds to the objective, whose advantages are scaled to a deviation of 1."""
+    multiplier_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of the multiplier."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.return_mix <= 1:
+            raise UserError(f"return_mix should be in [0, 1], got {self.return_mix}")
+        for name in ("clip_ratio", "max_divergence"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        if not self.entropy_bonus >= 0:
+            raise UserError(f"entropy_bonus should not be negative, got {self.entropy_bonus}")
+        if not self.multiplier_sizes or min(self.multiplier_sizes) < 1:
+            raise UserError(f"multiplier_sizes should be positive widths, got {self.multiplier_sizes}")
+
+    @property
+    def window(self) -> int:
+        """Returns 0: rows of mini-batches are single steps, and none of an earlier round is kept."""
+        return 0
+
+    def for_task(self, task: Task) -> Self:
+        """Returns the configuration with a replay of one round."""
+        config = super().for_task(task)
+        return dataclasses.replace(config, replay_size=self.num_envs * self.steps_per_iteration, replay_parts=1)
+
+
+class Rows(NamedTuple):
+    """Steps to learn from, [num, ...]."""
+
+    state: Array
+    """Observation and skill, as the networks see them."""
+    skill: Array
+    pre_tanh: Array
+    """The action before its tanh."""
+    log_prob: Array
+    """Of the action, by the policy that collected it."""
+    advantage: Array
+    """How much better the action was than the policy, in deviations over the round."""
+    goal: Array
+    """What the critic is to expect: averages of reward, features and death, [num, 1 + skill_outputs]."""
+
+
+# One function an equation. Every argument is what the equation names, already evaluated.
+
+
+def advantages(
+    lived: Array, value: Array, next_value: Array, is_last: Array, discounts: Array, return_mix: float
+) -> Array:
+    """Generalised advantages of averages [envs, steps, outputs], each output with a discount of its own.
+
+    `lived` is what a step adds, `next_value` what follows it; `is_last` [envs, steps] where the episode ends.
+    """
+    errors = (1.0 - discounts) * lived + discounts * next_value - value
+
+    def go_back(later: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        error, is_last = step
+        found = error + discounts * return_mix * (1.0 - is_last)[:, None] * later
+        return found, found
+
+    steps = jnp.moveaxis(errors, 1, 0), is_last.T
+    _, found = jax.lax.scan(go_back, jnp.zeros_like(value[:, 0]), steps, reverse=True)
+    return jnp.moveaxis(found, 0, 1)
+
+
+def actor_loss(log_ratio: Array, advantage: Array, clip_ratio: float) -> Array:
+    """PPO's clipped objective, negated, for the logarithm of new over old probabilities of the actions."""
+    ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    clipped = jnp.clip(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
+    return -jnp.minimum(ratio * advantage, clipped * advantage).mean()
+
+
+def divergence(log_ratio: Array) -> Array:
+    """Estimate of the KL divergence of the new policy from the old, never negative."""
+    log_ratio = jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (jnp.exp(log_ratio) - 1.0 - log_ratio).mean()
+
+
+class QDACPPO(SkillObjective, Actor):
+    """The algorithm for one task."""
+
+    def condition(self, command: Array) -> Array:
+        """Returns the skill in units of the critic."""
+        return self.normalize(command)
+
+    def gaussian(self, outputs: Array) -> tuple[Array, Array]:
+        return nets.bounded_gaussian(outputs)
+
+    def init_networks(self, key: Array) -> dict[str, Params]:
+        """Returns an actor that begins with small actions, the critic, and the multiplier if it is learned."""
+        config, task = self.config, self.task
+        key_actor, key_critic, key_multiplier = jax.random.split(key, 3)
+        state_size = task.obs_size + self.condition_size
+        actor = nets.init_mlp(key_actor, (state_size, *config.hidden_sizes, 2 * task.action_size))
+        actor[-1]["kernel"] *= 0.1
+        sizes = (state_size, *config.hidden_sizes, 1 + self.skill_outputs)
+        networks = {"actor": actor, "critic": nets.init_mlp(key_critic, sizes)}
+        if config.multiplier is None:
+            sizes = (state_size, *config.multiplier_sizes, 1)
+            networks["multiplier"] = nets.init_mlp(key_multiplier, sizes, zero_output=True)
+        return networks
+
+    def multiplier_logit(self, params: dict[str, Params], state: Array) -> Array:
+        return nets.apply_mlp(params["multiplier"], state)[..., 0]
+
+    def draw(self, state: State, replay: Replay, key: Array) -> Rows:
+        """Returns a mini-batch of the round. All but which steps are in it is the same for every key."""
+        rows = self.judged(state, replay.storage)
+        num = rows.advantage.size
+        chosen = jax.random.randint(key, (self.config.batch_size,), 0, num)
+        return jax.tree.map(lambda field: field.reshape(num, *field.shape[2:])[chosen], rows)
+
+    def judged(self, state: State, steps: Transition) -> Rows:
+        """Returns all steps of a round [envs, steps, ...] with what they did to the objective."""
+        config, params = self.config, state.params
+        discount = self.discount(state.num_updates)
+        skill_discounts = self.skill_discounts(discount)
+        skill = self.normalize(steps.skill)
+        now, later = (
+            jnp.concatenate([self.normalize_obs(state.moments, obs), skill], axis=-1)
+            for obs in (steps.obs, steps.next_obs)
+        )
+        value = nets.apply_mlp(params["critic"], now)
+        after_death = jnp.pad(self.after_death(steps.skill), ((0, 0), (0, 0), (1, 0)))
+        next_value = jnp.where(steps.terminated[..., None] > 0, after_death, nets.apply_mlp(params["critic"], later))
+        lived = jnp.concatenate([steps.reward[..., None], self.summed(self.normalize(steps.feature), skill)], axis=-1)
+        discounts = jnp.append(discount, skill_discounts)
+        found = advantages(
+            lived, value, next_value, steps.terminated + steps.truncated, discounts, config.return_mix
+        )
+
+        def total_distance(average: Array) -> Array:
+            return self.distances(average / (1.0 - skill_discounts), skill, skill_discounts)[0].sum()
+
+        direction = jax.grad(total_distance)(value[..., 1:])
+        if config.multiplier is None:
+            multiplier = jax.nn.sigmoid(self.multiplier_logit(params, now))
+        else:
+            multiplier = config.multiplier
+        # Against a sum of distances, the value is a sum too.
+        unit = 1.0 if config.skill_critic == "successor" else 1.0 / (1.0 - discount)
+        advantage = (1.0 - multiplier) * unit * found[..., 0] - multiplier * (direction * found[..., 1:]).sum(axis=-1)
+        pre_tanh = jnp.arctanh(jnp.clip(steps.action, -1.0 + 1e-6, 1.0 - 1e-6))
+        mean, std = self.gaussian(nets.apply_mlp(params["actor"], now))
+        return Rows(
+            state=now,
+            skill=steps.skill,
+            pre_tanh=pre_tanh,
+            log_prob=nets.tanh_gaussian_log_prob(mean, std, pre_tanh),
+            advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-6),
+            goal=value + found,
+        )
+
+    def update(self, state: State, rows: Rows, key: Array) -> tuple[State, dict[str, Array]]:
+        """Returns the state after one gradient step of every network, and metrics."""
+        gradients, metrics = jax.grad(self.losses, has_aux=True)(state.params, state.num_updates, rows, key)
+        updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        # Without a gradient Adam would still move it, by its memory.
+        is_near = metrics["train/divergence"] < self.config.max_divergence
+        actor = jax.tree.map(lambda new, old: jnp.where(is_near, new, old), params["actor"], state.params["actor"])
+        params = params | {"actor": actor}
+        return state._replace(params=params, optimizer=optimizer, num_updates=state.num_updates + 1), metrics
+
+    def losses(
+        self, params: dict[str, Params], num_updates: Array, rows: Rows, key: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
+        config, fixed = self.config, jax.lax.stop_gradient
+        threshold = self.threshold(num_updates)
+        discounts = self.skill_discounts(self.discount(num_updates))
+        value = nets.apply_mlp(params["critic"], rows.state)
+        loss_critic = bellman_loss(value[:, :1], rows.goal[:, :1], in_variances=True)
+        loss_successor = bellman_loss(value[:, 1:], rows.goal[:, 1:], in_variances=True)
+
+        mean, std = self.gaussian(nets.apply_mlp(params["actor"], rows.state))
+        log_ratio = nets.tanh_gaussian_log_prob(mean, std, rows.pre_tanh) - rows.log_prob
+        loss_actor = actor_loss(log_ratio, rows.advantage, config.clip_ratio)
+        drawn = mean + std * jax.random.normal(key, mean.shape)
+        entropy = -nets.tanh_gaussian_log_prob(mean, std, drawn).mean()
+
+        _, skill_distance = self.distances(
+            fixed(value[:, 1:]) / (1.0 - discounts), self.normalize(rows.skill), discounts
+        )
+        if config.multiplier is None:
+            logit = self.multiplier_logit(params, rows.state)
+            multiplier, loss_multiplier = jax.nn.sigmoid(logit), multiplier_loss(logit, skill_distance, threshold)
+        else:
+            multiplier, loss_multiplier = jnp.full_like(skill_distance, config.multiplier), jnp.zeros(())
+        metrics = {
+            "loss/critic": loss_critic,
+            "loss/successor": loss_successor,
+            "loss/actor": loss_actor,
+            "loss/multiplier": loss_multiplier,
+            "train/entropy": entropy,
+            "train/divergence": divergence(log_ratio),
+            "train/clipped": (jnp.abs(jnp.expm1(log_ratio)) > config.clip_ratio).mean(),
+            "train/value": value[:, 0].mean() / (1.0 - self.discount(num_updates)),
+            "train/expected_distance": skill_distance.mean(),
+            "train/satisfied": (skill_distance <= threshold).mean(),
+            "train/multiplier": multiplier.mean(),
+            "train/threshold": threshold,
+        }
+        total = loss_critic + loss_successor + loss_actor + loss_multiplier - config.entropy_bonus * entropy
+        return total, metrics
+
+
+LAPTOP = Config(
+    hidden_sizes=(256, 256), normalize_observations=True, learning_rate=2e-4, final_learning_rate=1e-4,
+    learning_rate_updates=100_000, max_gradient_norm=1.0, death="apart", discount=None, feature_discount=None,
+    huber_scale=0.02,
+)  # fmt: skip
+"""An hour on 2 cores; docs/recipe.md."""
+
+DEBUG = Config(hidden_sizes=(32, 32), batch_size=32, num_envs=16, steps_per_iteration=8, updates_per_iteration=2)

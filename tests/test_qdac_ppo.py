@@ -1,0 +1,187 @@
+"""QDAC on PPO: advantages and losses by hand, and a probe whose skills are known."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import always, clock_task, close, column, dial_task, small_config, taught, trained
+
+from qdac import nets
+from qdac.agents import qdac_ppo
+from qdac.agents.qdac_ppo import QDACPPO, Config
+from qdac.errors import UserError
+from qdac.evaluation import Evaluator
+from qdac.trunk import Trunk
+from qdac.types import Transition
+
+KEY = jax.random.PRNGKey(0)
+
+
+def clock_agent(**fields) -> QDACPPO:
+    return QDACPPO(small_config(Config, **fields), clock_task())
+
+
+def constant_state(agent: QDACPPO, critic: list[float], logit: float):
+    """Returns a state whose critic and multiplier say the same of everything, and whose actor is N(0, s)."""
+    state = agent.init(KEY)
+    outputs = {"critic": critic, "multiplier": logit, "actor": 0.0}
+    params = {name: always(layers, outputs[name]) for name, layers in state.params.items()}
+    return state._replace(params=params)
+
+
+STEPS = Transition(
+    obs=np.array([[[0.5, 0], [0.5, 1]]], np.float32), action=np.array([[[0.2], [-0.4]]], np.float32),
+    reward=np.array([[1, 2]], np.float32), feature=np.array([[[1], [3]]], np.float32),
+    next_obs=np.array([[[0.5, 1], [0.5, 2]]], np.float32), terminated=np.array([[0, 1]], np.float32),
+    truncated=np.zeros((1, 2), np.float32), skill=np.full((1, 2, 1), 2.2, np.float32),
+    episode=np.zeros((1, 2), np.int32),
+)  # fmt: skip
+"""One env for two steps, at the end of which it dies. N(1) = -0.5, N(3) = 0.5, N(2.2) = 0.1."""
+
+
+def test_advantages_are_the_sums_of_a_plain_loop():
+    rng = np.random.default_rng(0)
+    lived, value, next_value = rng.normal(size=(3, 4, 7, 2)).astype(np.float32)
+    is_last = (rng.uniform(size=(4, 7)) < 0.3).astype(np.float32)
+    discounts, mix = np.array([0.9, 0.5], np.float32), 0.8
+    found = qdac_ppo.advantages(lived, value, next_value, is_last, discounts, mix)
+    for env in range(4):
+        later = np.zeros(2)
+        for time in range(6, -1, -1):
+            if is_last[env, time]:
+                later = np.zeros(2)
+            step = env, time
+            error = (1 - discounts) * lived[step] + discounts * next_value[step] - value[step]
+            later = error + discounts * mix * later
+            close(found[step], later, rtol=1e-4, atol=1e-6)
+
+
+def test_clipped_objective():
+    """Twice as likely: 1.2 counts of what was good, 2 of what was bad. Half as likely: 0.5 and 0.8."""
+    log_ratio = jnp.log(jnp.array([2.0, 2.0, 0.5, 0.5]))
+    close(qdac_ppo.actor_loss(log_ratio, jnp.array([1.0, -1.0, 1.0, -1.0]), 0.2), -(1.2 - 2 + 0.5 - 0.8) / 4)
+    assert np.isfinite(qdac_ppo.actor_loss(jnp.array([1e4]), jnp.array([-1.0]), 0.2))
+
+
+def test_divergence():
+    close(qdac_ppo.divergence(jnp.log(jnp.array([2.0, 0.5]))), (1 - math.log(2) - 0.5 + math.log(2)) / 2)
+    close(qdac_ppo.divergence(jnp.zeros(3)), 0.0, atol=0)
+
+
+@pytest.mark.parametrize("death", ["centre", "apart"])
+def test_what_a_step_did_to_the_objective(death):
+    """One-step advantages with gamma 0.9, of a critic that expects a reward of 4, the feature 0.5, no death.
+
+    Value: 0.1 * 1 + 0.9 * 4 - 4 = -0.3, and at death 0.1 * 2 - 4 = -3.8. Feature: -0.05 + 0.45 - 0.5 = -0.1 and then,
+    if what follows is the centre, 0.05 - 0.5 = -0.45; if it is the skill 0.1, 0.05 + 0.09 - 0.5 = -0.36, and death,
+    2 a step, is 0.9 * 2. The feature is above the skill: to lower it is good. lambda is 0.75. In a second env the
+    rewards are 11 and 12, the values 0.1 * 10 = 1 more.
+    """
+    agent = clock_agent(death=death, return_mix=0.0, huber_scale=1e-6)
+    is_apart = death == "apart"
+    state = constant_state(agent, [4.0, 0.5] + [0.0] * is_apart, math.log(3))
+    steps = jax.tree.map(lambda field: np.concatenate([field, field]), STEPS)
+    steps.reward[1] += 10
+    rows = agent.judged(state, steps)
+    goals = [[3.7, 0.4, 0.0], [0.2, 0.14 if is_apart else 0.05, 1.8]]
+    close(rows.goal[0], np.array(goals)[:, : 2 + is_apart], atol=1e-5)
+    of_skill = 0.75 * np.array([0.1, 0.36 - 1.8 if is_apart else 0.45])
+    advantage = 0.25 * np.array([[-0.3, -3.8], [0.7, -2.8]]) + of_skill
+    close(rows.advantage, (advantage - advantage.mean()) / advantage.std(), rtol=1e-4, atol=1e-5)
+    close(jnp.tanh(rows.pre_tanh), steps.action)
+
+
+def test_skills_and_rewards_weigh_as_the_multiplier_says():
+    """As above, apart: with lambda near 1 death is all that counts, near 0 the reward; a fixed one counts as it is."""
+    steps = STEPS._replace(reward=np.array([[1, 90]], np.float32))
+    for fields, logit, better in (({}, 20.0, 0), ({}, -20.0, 1), ({"multiplier": 1.0}, 0.0, 0)):
+        agent = clock_agent(death="apart", return_mix=0.0, **fields)
+        advantage = agent.judged(constant_state(agent, [4.0, 0.5, 0.0], logit), steps).advantage[0]
+        assert int(advantage.argmax()) == better
+
+
+def rows(agent: QDACPPO, log_prob: float = 0.0) -> qdac_ppo.Rows:
+    state = np.array([[0.5, 1, 0.1], [0.5, 3, 0.1]], np.float32)
+    mean, std = agent.gaussian(jnp.zeros((2, 2)))
+    pre_tanh = column(0.2, -0.4)
+    old = nets.tanh_gaussian_log_prob(mean[:, :1], std[:, :1], pre_tanh) + log_prob
+    goal = jnp.array([[3, 0.1], [5, 0.3]])
+    return qdac_ppo.Rows(state, column(2.2, 2.2), pre_tanh, old, jnp.array([1.0, -1.0]), goal)
+
+
+def test_losses_by_hand():
+    """The critic says 4 and 0.5 where 3 and 5, 0.1 and 0.3 were right: variances 1 and 0.01. N(2.2) is 0.4 away, 0.8 in
+    the task's units, more than 0.25: violated. The ratio is 1."""
+    agent = clock_agent()
+    state = constant_state(agent, [4.0, 0.5], math.log(3))
+    gradients, metrics = jax.grad(agent.losses, has_aux=True)(state.params, jnp.array(0), rows(agent), KEY)
+    close(metrics["loss/critic"], 0.5, rtol=1e-4)
+    close(metrics["loss/successor"], 0.5 * (0.4**2 + 0.2**2) / 2 / 0.01, rtol=1e-3)
+    close(metrics["loss/actor"], 0.0, atol=1e-6)
+    close(metrics["loss/multiplier"], math.log(4 / 3))
+    close(metrics["train/expected_distance"], 0.8)
+    close(metrics["train/value"], 40.0, rtol=1e-4)
+    assert taught(gradients) == {"actor", "critic", "multiplier"}
+
+
+def test_an_actor_that_has_moved_on_waits_for_the_next_round():
+    agent = clock_agent()
+    state = agent.init(KEY)
+    for log_prob, moves in ((0.0, True), (2.0, False)):
+        updated, _ = agent.update(state, rows(agent, log_prob), KEY)
+        changed = jax.tree.map(lambda a, b: bool((a != b).any()), updated.params, state.params)
+        assert any(jax.tree.leaves(changed["critic"]))
+        assert any(jax.tree.leaves(changed["actor"])) == moves
+
+
+def test_actions_tell_what_they_were_before_the_tanh():
+    mean, std = nets.bounded_gaussian(jnp.array([[-100.0, 0.0, 100.0, -100.0, 0.0, 100.0]]))
+    close(mean, [[-2, 0, 2]])
+    assert (std >= 0.05).all() and (std <= 1.0).all()
+    far = jnp.array([-5.0, 0.3, 5.0])
+    close(jnp.arctanh(jnp.tanh(far)), far, rtol=1e-3)
+
+
+def test_learns_from_the_round_it_has_just_collected():
+    agent = clock_agent(steps_per_iteration=4, replay_size=10_000, replay_parts=3)
+    trunk = Trunk(agent, agent.task, jax.devices()[:1])
+    assert trunk.capacity == 4
+    state = trunk.init(KEY)
+    for _ in range(2):
+        state, _, _ = trunk.iterate(state)
+    assert int(state.replay.position) == 0
+    np.testing.assert_array_equal(state.replay.storage.obs[:, :, 1], [[4, 5, 6, 7]] * 4)
+
+
+def test_executes_the_skills_that_can_be_executed():
+    """Half the dial is shown, so of the skills in [-1, 1] those within 0.5 can be had, and the end for the others."""
+    config = small_config(
+        Config, num_envs=64, steps_per_iteration=16, updates_per_iteration=32, batch_size=256, learning_rate=2e-3,
+        entropy_bonus=0.0,
+    )  # fmt: skip
+    agent = QDACPPO(config, dial_task(threshold=0.01))
+    state, metrics = trained(agent, 40)
+    skill = column(-0.9, -0.4, 0.0, 0.3, 0.8)
+    executed = Evaluator(agent.task, agent)(agent.policy_params(state), skill, num_rollouts=1, seed=0)
+    np.testing.assert_allclose(executed.observed_skills[:, 0], np.clip(skill, -0.5, 0.5), atol=0.15)
+    assert metrics["train/multiplier"] > 0.8
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"return_mix": 1.5}, "return_mix should be in [0, 1], got 1.5"),
+        ({"clip_ratio": 0.0}, "clip_ratio should be positive, got 0.0"),
+        ({"max_divergence": -1.0}, "max_divergence should be positive, got -1.0"),
+        ({"entropy_bonus": -1.0}, "entropy_bonus should not be negative, got -1.0"),
+        ({"multiplier_sizes": ()}, "multiplier_sizes should be positive widths, got ()"),
+    ],
+)
+def test_config_says_what_is_wrong(fields, message):
+    with pytest.raises(UserError) as error:
+        small_config(Config, **fields)
+    assert message in str(error.value)
