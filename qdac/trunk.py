@@ -1,4 +1,4 @@
-"""The off-policy trunk: collect on all devices, store, update. Shared by every algorithm with a replay.
+"""The trunk: collect on all devices, store, update. Shared by every algorithm that learns from stored steps.
 
 Envs are sharded over all devices. The learner runs on all of them where they are accelerators, the
 batch sharded; on CPU it runs on one host device, whose matrix products use every core by themselves.
@@ -26,7 +26,7 @@ from qdac.types import Array, Task, Transition
 
 @dataclasses.dataclass(frozen=True)
 class TrunkConfig:
-    """What every off-policy algorithm has: how much it collects, keeps and learns from, and how far it looks ahead."""
+    """What every algorithm on the trunk has: how much it collects, keeps and learns from, and how far it looks ahead."""
 
     num_envs: int = 256
     """Envs stepped in parallel."""
@@ -111,7 +111,7 @@ class TrunkState(NamedTuple):
 
 
 class Trunk:
-    """Runs an off-policy agent on a task.
+    """Runs an agent on a task; one whose replay holds a single round learns on-policy.
 
     An agent has `config` (a `TrunkConfig`) and `commands`; `init`, `observe`, `draw` and `update` to learn; and
     `policy_params`, `initial_carry` and `explore` to act.

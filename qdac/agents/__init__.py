@@ -51,7 +51,7 @@ def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
 
 
 def _on_trunk(summary: str, make_agent: Callable[[Any, Task], Any], module: Any, **fields: Any) -> Algorithm:
-    """Returns the algorithm of a module with some fields of its `Config` changed in all presets."""
+    """Returns the algorithm of a module, run by the trunk, with some fields of its `Config` changed in all presets."""
     configs = (module.LAPTOP, module.Config(), module.DEBUG)
     presets = _presets(*(dataclasses.replace(config, **fields) for config in configs))
     return Algorithm(summary, make_agent, Trunk, presets, fields)
