@@ -26,7 +26,7 @@ from qdac.types import Array, Task, Transition
 
 @dataclasses.dataclass(frozen=True)
 class TrunkConfig:
-    """What every algorithm on the trunk has: how much it collects, keeps and learns from, and how far it looks ahead."""
+    """What every algorithm on the trunk has: how much it collects, keeps and learns from, how far it looks ahead."""
 
     num_envs: int = 256
     """Envs stepped in parallel."""

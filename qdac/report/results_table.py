@@ -20,7 +20,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a run of qdac on a task, with a preset's budget, is expected to reach at least."""
+    """What a run of QDAC on a task, with a preset's budget, is expected to reach at least."""
 
     achieved: float
     performance_score: float
@@ -35,6 +35,8 @@ TARGETS = {
     "humanoid_angle": Target(0.80, 4000.0),
     "humanoid_jump": Target(0.40, 2000.0),
 }
+FORMS_OF_QDAC = ("qdac", "qdac_ppo")
+"""What the targets are for."""
 WHOLE = ("laptop", "paper")
 """Presets with their own budget; folders of other names hold runs with another one, which have no target."""
 COLUMNS = (
@@ -56,7 +58,7 @@ def results_table(results_folder: str | Path) -> str:
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
             preset = run.relative_to(folder).parts[0]
             labels = preset, str(evaluation["task"]), str(evaluation["algo"]), int(config["seed"])
-            has_target = preset in WHOLE and evaluation["algo"] == "qdac"
+            has_target = preset in WHOLE and evaluation["algo"] in FORMS_OF_QDAC
             rows.append((*labels, _cells(evaluation, TARGETS.get(labels[1]) if has_target else None)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"left out {run}: {type(error).__name__}: {error}", file=sys.stderr)
