@@ -141,7 +141,8 @@ def _fill(trunk: Trunk, state: Any) -> Any:
     storage = jax.tree.map(lambda x: (x + 1e-3).astype(x.dtype), state.replay.storage)
     storage = storage._replace(terminated=storage.terminated * 0, truncated=storage.truncated * 0)
     storage = jax.device_put(storage, trunk.replay_by_env)
-    return state._replace(replay=state.replay._replace(storage=storage, size=jnp.asarray(trunk.capacity, jnp.int32)))
+    is_full = jnp.asarray(trunk.capacity, jnp.int32)
+    return state._replace(replay=state.replay._replace(storage=storage, num_seen=is_full))
 
 
 def _raw_brax(task: Any) -> Callable[[], Any]:

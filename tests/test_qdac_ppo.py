@@ -136,6 +136,8 @@ def test_an_actor_that_has_moved_on_waits_for_the_next_round():
         changed = jax.tree.map(lambda a, b: bool((a != b).any()), updated.params, state.params)
         assert any(jax.tree.leaves(changed["critic"]))
         assert any(jax.tree.leaves(changed["actor"])) == moves
+        memory = jax.tree.leaves(updated.optimizer.inner_states["actor"])
+        assert any(np.any(leaf) for leaf in memory if leaf.ndim) == moves
 
 
 def test_actions_tell_what_they_were_before_the_tanh():
@@ -164,10 +166,10 @@ def test_executes_the_skills_that_can_be_executed():
         entropy_bonus=0.0,
     )  # fmt: skip
     agent = QDACPPO(config, dial_task(threshold=0.01))
-    state, metrics = trained(agent, 40)
+    state, metrics = trained(agent, 100)
     skill = column(-0.9, -0.4, 0.0, 0.3, 0.8)
     executed = Evaluator(agent.task, agent)(agent.policy_params(state), skill, num_rollouts=1, seed=0)
-    np.testing.assert_allclose(executed.observed_skills[:, 0], np.clip(skill, -0.5, 0.5), atol=0.15)
+    np.testing.assert_allclose(executed.observed_skills[:, 0], np.clip(skill, -0.5, 0.5), atol=0.2)
     assert metrics["train/multiplier"] > 0.8
 
 

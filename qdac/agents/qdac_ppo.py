@@ -212,12 +212,12 @@ class QDACPPO(SkillObjective, Actor):
     def update(self, state: State, rows: Rows, key: Array) -> tuple[State, dict[str, Array]]:
         """Returns the state after one gradient step of every network, and metrics."""
         gradients, metrics = jax.grad(self.losses, has_aux=True)(state.params, state.num_updates, rows, key)
-        updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
-        # Without a gradient Adam would still move it, by its memory.
         is_near = metrics["train/divergence"] < self.config.max_divergence
-        actor = jax.tree.map(lambda new, old: jnp.where(is_near, new, old), params["actor"], state.params["actor"])
-        params = params | {"actor": actor}
+        # An actor that has moved on teaches Adam nothing and is not moved by what Adam remembers.
+        gradients["actor"] = jax.tree.map(lambda gradient: is_near * gradient, gradients["actor"])
+        updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
+        updates["actor"] = jax.tree.map(lambda update: is_near * update, updates["actor"])
+        params = optax.apply_updates(state.params, updates)
         return state._replace(params=params, optimizer=optimizer, num_updates=state.num_updates + 1), metrics
 
     def losses(
