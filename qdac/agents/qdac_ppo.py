@@ -40,6 +40,7 @@ MAX_LOG_RATIO = 10.0
 class Config(SkillConfig, ActorConfig):
     """Hyper-parameters of QDAC on PPO."""
 
+    hidden_sizes: tuple[int, ...] = (512, 512)
     steps_per_iteration: int = 32
     """Steps of each env in a round, all of which the updates after it learn from."""
     updates_per_iteration: int = 32
