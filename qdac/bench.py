@@ -44,10 +44,11 @@ def run(
     `seconds` is spent on each comparison. Collection is compared with plain Brax, an update with the
     machine's matrix-multiply peak and with QDAC's, training with what collection and updates take on their own.
     """
-    config = default_config(algo, task, preset).agent
-    warmup_steps = config.num_envs * max(config.window - config.steps_per_iteration, 0)
-    config = dataclasses.replace(config, replay_size=LARGE_REPLAY, warmup_steps=warmup_steps)
     made = dataclasses.replace(make_task(task), reference_return=0.0)
+    config = default_config(algo, task, preset).agent.for_task(made)
+    warmup_steps = config.num_envs * max(config.window - config.steps_per_iteration, 0)
+    if not config.is_on_policy:
+        config = dataclasses.replace(config, replay_size=LARGE_REPLAY, warmup_steps=warmup_steps)
 
     def make_agent(**changes: Any) -> Any:
         return get_algorithm(algo).make_agent(dataclasses.replace(config, **changes), made)
@@ -83,10 +84,13 @@ def run(
     parts = (training, _Collection(trunk, training.state, copy=True), update_round)
     train_time, collect_time, round_time = _in_turns(parts, 2 * seconds)
     limit_time = collect_time + round_time
-    small_trunk = Trunk(make_agent(replay_size=SMALL_REPLAY), made)
-    small_state = small_trunk.init(jax.random.PRNGKey(0))._replace(env_steps=np.int64(warmup_steps))
-    small = _Training(small_trunk, small_trunk.iterate(small_state)[0])
-    large_time, small_time = _in_turns((training, small), seconds)
+    of_replay = {}
+    if not config.is_on_policy:
+        small_trunk = Trunk(make_agent(replay_size=SMALL_REPLAY), made)
+        small_state = small_trunk.init(jax.random.PRNGKey(0))._replace(env_steps=np.int64(warmup_steps))
+        small = _Training(small_trunk, small_trunk.iterate(small_state)[0])
+        large_time, small_time = _in_turns((training, small), seconds)
+        of_replay["large_replay_over_small"] = round(large_time / small_time, 3)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     report("evaluation beside collection …")
@@ -115,7 +119,7 @@ def run(
         "updates_per_second": round(config.updates_per_iteration / train_time, 1),
         "limit_env_steps_per_second": round(trunk.steps_per_iteration / limit_time),
         "training_over_limit": round(limit_time / train_time, 4),
-        "large_replay_over_small": round(large_time / small_time, 3),
+        **of_replay,
         "peak_memory_bytes": peak_bytes,
     }
 

@@ -374,6 +374,22 @@ def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     )
 
 
+@REGISTRY.primitive_rule
+def _nothing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Returns how None is read: none, in whatever case."""
+    if info.type is not type(None):
+        return None
+
+    def read(words: list[str]) -> None:
+        if words[0].lower() != "none":
+            raise ValueError(f"expected none, got {words[0]!r}")
+
+    return PrimitiveConstructorSpec(
+        nargs=1, metavar="none", instance_from_str=read, str_from_instance=lambda value: ["none"],
+        is_instance=lambda value: value is None,
+    )
+
+
 def _print_values(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(values))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qdac.agents import get_algorithm, get_preset
-from qdac.errors import UserError, unknown_name
+from qdac.errors import UserError, check_seed, unknown_name
 from qdac.runs import config_difference
 from qdac.types import Task
 
@@ -52,7 +52,8 @@ class TrainConfig:
         for name in ("steps", "eval_skills"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} should be at least 1, got {getattr(self, name)}")
-        for name in ("seed", "max_minutes", "eval_interval", "checkpoint_minutes"):
+        check_seed(self.seed)
+        for name in ("max_minutes", "eval_interval", "checkpoint_minutes"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         if self.episode_length is not None and self.episode_length < 1:

@@ -18,7 +18,7 @@ import numpy as np
 
 from qdac.archive import Archive, empty_archive, load_archive
 from qdac.cells import Centroids
-from qdac.errors import UserError
+from qdac.errors import UserError, check_seed
 from qdac.evaluation import Evaluator, PolicyEvaluation, TrainedPolicy, load
 from qdac.metrics import Evaluation
 from qdac.progress import Progress
@@ -108,6 +108,7 @@ def evaluate_elites(
     """Returns the evaluation of a run's archive: each skill of the grid by the elite observed nearest to it."""
     if rollouts < 1:
         raise UserError(f"rollouts should be at least 1, got {rollouts}")
+    check_seed(seed)
     archive, policy = open_elites(path, task)
     task = policy.task
     skills = task.skill_space.grid()

@@ -3,9 +3,18 @@
 import difflib
 from collections.abc import Iterable
 
+SEEDS = 2**32
+"""How many seeds there are: beyond them, random keys would repeat."""
+
 
 class UserError(Exception):
     """Something the user can put right: one line saying what was expected, what came, what to do."""
+
+
+def check_seed(seed: int) -> None:
+    """Raises a UserError for a seed that has no random key of its own."""
+    if not 0 <= seed < SEEDS:
+        raise UserError(f"seed should be from 0 to {SEEDS - 1}, got {seed}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

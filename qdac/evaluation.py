@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from qdac import metrics, rollout
 from qdac.cells import grid_cells
 from qdac.config import from_dict
-from qdac.errors import UserError
+from qdac.errors import UserError, check_seed
 from qdac.progress import Progress
 from qdac.report.figures import save_evaluation_figures
 from qdac.report.spaces import describe_space
@@ -172,6 +172,7 @@ def roll_out(policy: TrainedPolicy, skill: ArrayLike, seed: int = 0) -> Rollout:
     skill = np.asarray(skill, np.float32)
     if skill.shape != (policy.task.skill_size,):
         raise UserError(f"skill should have {policy.task.skill_size} numbers, got shape {list(skill.shape)}")
+    check_seed(seed)
     result = policy._single(policy.params, skill[None], 1, seed)
     return Rollout(result.observed_skills[0, 0], float(result.returns[0, 0]), int(result.lengths[0, 0]))
 
@@ -201,6 +202,7 @@ def evaluate(
     """
     if rollouts < 1:
         raise UserError(f"rollouts should be at least 1, got {rollouts}")
+    check_seed(seed)
     skills = policy.task.skill_space.grid() if skills is None else skills
     skills = np.atleast_2d(np.asarray(skills, np.float32))
     if skills.shape[1:] != (policy.task.skill_size,):

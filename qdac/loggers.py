@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,9 +43,11 @@ def _start_tensorboard(path: Path, config: dict) -> Logger:
 
 
 def _start_wandb(path: Path, config: dict) -> Logger:
-    name = "-".join(path.resolve().parts[-2:])
+    folder = path.resolve()
+    name = "-".join(folder.parts[-2:])
+    mark = hashlib.sha256(str(folder).encode()).hexdigest()[:8]  # Folders of the same name are different runs.
     run = importlib.import_module("wandb").init(
-        project="qdac", id=name, name=name, dir=str(path), config=config, resume="allow"
+        project="qdac", id=f"{name}-{mark}", name=name, dir=str(path), config=config, resume="allow"
     )
     return lambda step, values: run.log({key: float(value) for key, value in values.items()}, step=step)
 

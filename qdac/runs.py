@@ -18,6 +18,7 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import importlib.metadata
 import io
@@ -102,6 +103,25 @@ class Run:
     path: Path
     config: dict
     loggers: tuple[Logger, ...] = ()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other processes from training in the folder; the lock ends with the process, however that ends."""
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(folder)
+            raise UserError(
+                f"expected a run that has stopped, but another process is training in {self.path}; "
+                "wait for it or stop it"
+            ) from error
+        except OSError:
+            pass  # A file system without locks.
+        try:
+            yield
+        finally:
+            os.close(folder)
 
     def save_config(self, config: dict) -> None:
         """Writes config.json anew, for a run that goes on with another budget."""

@@ -265,8 +265,9 @@ def start_training(config: TrainConfig, out: str | Path | None = None, task: Tas
     training = Training(settings, task)
     run = create_run(out or default_out(settings), settings.to_dict(), settings.loggers)
     preset = default_config(config.algo, config.task, config.preset)
-    _introduce(settings, run, config_difference(preset.to_dict(), config.to_dict()))
-    return training.train(run)
+    with run.alone():
+        _introduce(settings, run, config_difference(preset.to_dict(), config.to_dict()))
+        return training.train(run)
 
 
 def resume_training(path: str | Path, config: TrainConfig | None = None, task: Task | None = None) -> Outcome:
@@ -276,10 +277,11 @@ def resume_training(path: str | Path, config: TrainConfig | None = None, task: T
     check_resumable(saved, config)
     training = Training(config, task or config.make_task())
     run = open_run(path, config.loggers)
-    training.restore(run)
-    run.save_config(config.to_dict())
-    _introduce(config, run, config_difference(saved.to_dict(), config.to_dict()))
-    return training.train(run)
+    with run.alone():
+        training.restore(run)
+        run.save_config(config.to_dict())
+        _introduce(config, run, config_difference(saved.to_dict(), config.to_dict()))
+        return training.train(run)
 
 
 def saved_config(path: str | Path) -> TrainConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from qdac.types import Array, Task, Transition
 class TrunkConfig:
     """What every algorithm on the trunk has: how much it collects, keeps and learns from, how far it looks ahead."""
 
+    is_on_policy: ClassVar[bool] = False
+    """Whether nothing but the round just collected is kept and learned from."""
     num_envs: int = 256
     """Envs stepped in parallel."""
     steps_per_iteration: int = 1
@@ -185,11 +187,11 @@ class Trunk:
 
     def _insert_and_update(self, agent_state: Any, replay: replay_lib.Replay, steps: Transition, key: Array):
         """Returns agent and replay after the new steps and one round of updates; metrics are means."""
-        config = self.config
+        config, collector = self.config, agent_state
         agent_state, replay = self._observe_and_insert(agent_state, replay, steps)
         key_sample, key_update = jax.random.split(key)
         keys = jax.random.split(key_sample, config.updates_per_iteration)
-        batches = jax.vmap(functools.partial(self.agent.draw, agent_state, replay))(keys)
+        batches = jax.vmap(functools.partial(self.agent.draw, collector, replay))(keys)
         batches = jax.lax.with_sharding_constraint(batches, self.batch_rows)
         keys = jax.random.split(key_update, config.updates_per_iteration)
         agent_state, metrics = jax.lax.scan(

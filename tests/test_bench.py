@@ -16,6 +16,19 @@ def measured() -> dict:
         return bench.run("sac", "examples.point_mass:point_mass", preset="debug", seconds=0.01)
 
 
+@pytest.mark.parametrize("algo", ["qdac", "qdac_mb", "qdac_ppo"])
+def test_every_preset_can_be_measured(algo, monkeypatch):
+    class Measured(Exception):
+        pass
+
+    def trunk(agent, task):
+        raise Measured
+
+    monkeypatch.setattr(bench, "Trunk", trunk)
+    with pytest.raises(Measured):
+        bench.run(algo, "examples.point_mass:point_mass", preset="laptop")
+
+
 def test_every_figure_is_a_finite_positive_number(measured):
     numbers = {**measured, **{f"{name}.{key}": value for name in ("update", "update_256", "update_512")
                               for key, value in measured[name].items() if key != "hidden_sizes"}}

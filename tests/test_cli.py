@@ -141,7 +141,9 @@ def test_mistyped_words_are_answered_with_the_nearest(refused, monkeypatch, tmp_
         ("--steps", "2.5", "expected a whole number"),
         ("--steps", "inf", "expected a whole number"),
         ("--steps", "0", "steps should be at least 1"),
-        ("--seed", "-1", "seed should not be negative"),
+        ("--seed", "-1", "seed should be from 0 to 4294967295, got -1"),
+        ("--seed", "1e30", "seed should be from 0 to 4294967295"),
+        ("--discount", "nothing", "nothing"),
         ("--learning-rate", "fast", "fast"),
         ("--learning-rate", "-1", "learning_rate should be positive"),
         ("--max-minutes", "nan", "max_minutes should not be negative"),
@@ -183,6 +185,18 @@ def test_an_archive_is_asked_of_a_run_without_one(refused, trained):
 def test_an_algorithm_is_not_made_another_by_its_options(refused, tmp_path):
     words = ("train", "--algo", "no_sf", "--task", tiny.TASK, "--skill-critic", "successor", "--out", tmp_path / "run")
     assert "skill_critic distance, got successor" in refused(*words)
+
+
+def test_a_resumed_run_stays_the_algorithm_it_is(refused, trained):
+    line = refused("train", "--resume", trained, "--algo", "reverse_smerl")
+    assert "the algorithm has reverse True, got None" in line
+
+
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_is_a_value(command, tmp_path, word):
+    arguments = tiny.train_arguments(tmp_path / "run", n_step=word, warmup_steps=1024)
+    assert command(*arguments).code == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["agent"]["n_step"] == 16
 
 
 def test_smerl_wants_a_return_to_compare_with(refused, tmp_path):

@@ -189,6 +189,8 @@ def test_skills_are_chosen_by_their_numbers():
     for words in ("0.8", "0.8,2", "a,b", "", "0", "401", "0.1,nan", "-3"):
         with pytest.raises(UserError, match="--skills should be"):
             export.choose_skills(puppets.SQUARE, words)
+    with pytest.raises(UserError, match="--skills should be the cosine and the sine of a heading"):
+        export.choose_skills(Circle(), "0.6,0.8 0.1,0.1")
 
 
 def test_the_copy_is_one_file_that_loads_nothing(tmp_path):

@@ -22,7 +22,7 @@ KEY = jax.random.PRNGKey(0)
 
 
 def clock_agent(**fields) -> QDACPPO:
-    return QDACPPO(small_config(Config, **fields), clock_task())
+    return QDACPPO(small_config(Config, **{"replay_size": 1} | fields), clock_task())
 
 
 def constant_state(agent: QDACPPO, critic: list[float], logit: float):
@@ -136,8 +136,26 @@ def test_an_actor_that_has_moved_on_waits_for_the_next_round():
         changed = jax.tree.map(lambda a, b: bool((a != b).any()), updated.params, state.params)
         assert any(jax.tree.leaves(changed["critic"]))
         assert any(jax.tree.leaves(changed["actor"])) == moves
-        memory = jax.tree.leaves(updated.optimizer.inner_states["actor"])
-        assert any(np.any(leaf) for leaf in memory if leaf.ndim) == moves
+        memory, before = (jax.tree.leaves(s.optimizer.inner_states["actor"]) for s in (updated, state))
+        assert any(np.any(new != old) for new, old in zip(memory, before, strict=True)) == moves
+    # One that has learned something keeps it.
+    state, _ = agent.update(state, rows(agent, 0.0), KEY)
+    updated, _ = agent.update(state, rows(agent, 2.0), KEY)
+    jax.tree.map(
+        np.testing.assert_array_equal, updated.optimizer.inner_states["actor"], state.optimizer.inner_states["actor"]
+    )
+
+
+def test_steps_are_judged_by_the_policy_that_collected_them(monkeypatch):
+    """Whose observations are scaled by moments that have not seen the round."""
+    agent = clock_agent(normalize_observations=True)
+    monkeypatch.setattr(agent, "draw", lambda state, replay, key: state.moments.count[None])
+    monkeypatch.setattr(agent, "update", lambda state, count, key: (state, {"count": count[0]}))
+    trunk = Trunk(agent, agent.task, jax.devices()[:1])
+    state = trunk.init(KEY)
+    for count in (0, 16, 32):
+        state, metrics, _ = trunk.iterate(state)
+        assert metrics["count"] == count
 
 
 def test_actions_tell_what_they_were_before_the_tanh():
@@ -149,7 +167,7 @@ def test_actions_tell_what_they_were_before_the_tanh():
 
 
 def test_learns_from_the_round_it_has_just_collected():
-    agent = clock_agent(steps_per_iteration=4, replay_size=10_000, replay_parts=3)
+    agent = clock_agent(steps_per_iteration=4)
     trunk = Trunk(agent, agent.task, jax.devices()[:1])
     assert trunk.capacity == 4
     state = trunk.init(KEY)
@@ -163,10 +181,10 @@ def test_executes_the_skills_that_can_be_executed():
     """Half the dial is shown, so of the skills in [-1, 1] those within 0.5 can be had, and the end for the others."""
     config = small_config(
         Config, num_envs=64, steps_per_iteration=16, updates_per_iteration=32, batch_size=256, learning_rate=2e-3,
-        entropy_bonus=0.0,
+        entropy_bonus=0.0, replay_size=1,
     )  # fmt: skip
     agent = QDACPPO(config, dial_task(threshold=0.01))
-    state, metrics = trained(agent, 100)
+    state, metrics = trained(agent, 200)
     skill = column(-0.9, -0.4, 0.0, 0.3, 0.8)
     executed = Evaluator(agent.task, agent)(agent.policy_params(state), skill, num_rollouts=1, seed=0)
     np.testing.assert_allclose(executed.observed_skills[:, 0], np.clip(skill, -0.5, 0.5), atol=0.2)
@@ -181,9 +199,13 @@ def test_executes_the_skills_that_can_be_executed():
         ({"max_divergence": -1.0}, "max_divergence should be positive, got -1.0"),
         ({"entropy_bonus": -1.0}, "entropy_bonus should not be negative, got -1.0"),
         ({"multiplier_sizes": ()}, "multiplier_sizes should be positive widths, got ()"),
+        ({"replay_size": 10_000}, "replay_size should be 1, for nothing but the round just collected is kept"),
+        ({"replay_parts": 3}, "replay_parts should be 1"),
+        ({"warmup_steps": 64}, "warmup_steps should be 0"),
+        ({"uniform_warmup": True}, "uniform_warmup should be False"),
     ],
 )
 def test_config_says_what_is_wrong(fields, message):
     with pytest.raises(UserError) as error:
-        small_config(Config, **fields)
+        clock_agent(**fields)
     assert message in str(error.value)

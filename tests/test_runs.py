@@ -122,6 +122,14 @@ def test_a_newer_config_format(run):
         open_run(run.path)
 
 
+def test_one_process_trains_in_a_folder(run):
+    with run.alone():
+        with pytest.raises(UserError, match="another process is training in"), open_run(run.path).alone():
+            pass
+    with run.alone():
+        pass
+
+
 def test_csv_rows_are_exact(run):
     values = {"a,b": 0.1, "loss": np.float32(0.1), "none": float("nan"), "big": 1e300, "jax": jnp.float32(2)}
     run.log(10, values, {"seconds": 0.5})
@@ -444,7 +452,14 @@ def test_config_difference():
 def test_loggers_get_the_rows_too(tmp_path, monkeypatch):
     calls = []
     fake_run = types.SimpleNamespace(log=lambda values, step: calls.append((step, values)))
-    fake_wandb = types.SimpleNamespace(init=lambda **options: calls.append(options["config"]) or fake_run)
+    ids = set()
+
+    def init(**options):
+        ids.add(options["id"])
+        calls.append(options["config"])
+        return fake_run
+
+    fake_wandb = types.SimpleNamespace(init=init)
     monkeypatch.setitem(sys.modules, "wandb", fake_wandb)
     pytest.importorskip("tensorboardX")
     run = create_run(tmp_path / "run", {"seed": 1}, loggers=("tensorboard", "wandb"))
@@ -452,6 +467,8 @@ def test_loggers_get_the_rows_too(tmp_path, monkeypatch):
     assert calls == [{"seed": 1}, (5, {"a": 1.0, "b": 2.0})]
     assert list((run.path / "tensorboard").glob("events*"))
     assert (run.path / "metrics.csv").read_text() == "step,a\n5,1.0\n"
+    create_run(tmp_path / "other" / tmp_path.name / "run", {}, loggers=("wandb",))
+    assert len(ids) == 2
 
 
 def test_missing_and_unknown_loggers(tmp_path, monkeypatch):

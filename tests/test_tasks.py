@@ -282,6 +282,8 @@ def test_custom_task_is_found_by_module_and_name():
     "path, message",
     [
         ("no_such_module:task", "no module 'no_such_module'"),
+        (":task", "expected a task as my_module:my_task, got ':task'"),
+        (".module:task", "expected a task as my_module:my_task, got '.module:task'"),
         (f"{__name__}:no_such_task", "has no 'no_such_task'"),
         (f"{__name__}:dict", "has no 'dict'"),
         (f"{__name__}:Box.missing", "has no 'Box.missing'"),

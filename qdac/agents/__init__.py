@@ -36,8 +36,8 @@ class Algorithm:
     def check(self, config: Any) -> None:
         """Raises a UserError if a config is another algorithm's."""
         for name, value in self.fields.items():
-            if getattr(config, name) != value:
-                found = getattr(config, name)
+            found = getattr(config, name, None)
+            if found != value:
                 raise UserError(f"the algorithm has {name} {value}, got {found}; choose another --algo")
 
 

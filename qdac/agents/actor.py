@@ -70,7 +70,7 @@ class Moments(NamedTuple):
 
 class State(NamedTuple):
     params: dict[str, Params]
-    """actor, log_temperature, and the algorithm's own."""
+    """actor, and the algorithm's own."""
     target: dict[str, Params]
     """What follows slowly: copies of the critics, of the actor where it acts by an average, and an algorithm's own."""
     optimizer: Any

@@ -18,7 +18,8 @@ skills.py.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, Self
+import functools
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,9 @@ MAX_LOG_RATIO = 10.0
 class Config(SkillConfig, ActorConfig):
     """Hyper-parameters of QDAC on PPO."""
 
+    is_on_policy: ClassVar[bool] = True
     hidden_sizes: tuple[int, ...] = (512, 512)
+    """Widths of the hidden layers of actor and critic."""
     steps_per_iteration: int = 32
     """Steps of each env in a round, all of which the updates after it learn from."""
     updates_per_iteration: int = 32
@@ -48,7 +51,7 @@ class Config(SkillConfig, ActorConfig):
     batch_size: int = 1024
     """Steps in a mini-batch."""
     replay_size: int = 1
-    """Of no use here: what is kept is the round just collected."""
+    """What is kept is the round just collected, whatever its size: leave it."""
     return_mix: float = 0.95
     """lambda of generalised advantage estimation: 0 for one-step advantages, 1 for sums to the end of the round."""
     clip_ratio: float = 0.2
@@ -80,8 +83,15 @@ class Config(SkillConfig, ActorConfig):
 
     def for_task(self, task: Task) -> Self:
         """Returns the configuration with a replay of one round."""
-        config = super().for_task(task)
-        return dataclasses.replace(config, replay_size=self.num_envs * self.steps_per_iteration, replay_parts=1)
+        size = self.num_envs * self.steps_per_iteration
+        expected = {"replay_size": (1, size), "replay_parts": (1,), "warmup_steps": (0,), "uniform_warmup": (False,)}
+        for name, values in expected.items():
+            if getattr(self, name) not in values:
+                raise UserError(
+                    f"{name} should be {values[0]}, for nothing but the round just collected is kept, got "
+                    f"{getattr(self, name)}; leave it out"
+                )
+        return dataclasses.replace(super().for_task(task), replay_size=size)
 
 
 class Rows(NamedTuple):
@@ -213,12 +223,14 @@ class QDACPPO(SkillObjective, Actor):
     def update(self, state: State, rows: Rows, key: Array) -> tuple[State, dict[str, Array]]:
         """Returns the state after one gradient step of every network, and metrics."""
         gradients, metrics = jax.grad(self.losses, has_aux=True)(state.params, state.num_updates, rows, key)
-        is_near = metrics["train/divergence"] < self.config.max_divergence
-        # An actor that has moved on teaches Adam nothing and is not moved by what Adam remembers.
-        gradients["actor"] = jax.tree.map(lambda gradient: is_near * gradient, gradients["actor"])
         updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
-        updates["actor"] = jax.tree.map(lambda update: is_near * update, updates["actor"])
         params = optax.apply_updates(state.params, updates)
+        # An actor that has moved on waits for the next round, and so does its Adam, which learns nothing meanwhile.
+        is_near = metrics["train/divergence"] < self.config.max_divergence
+        before = state.params["actor"], state.optimizer.inner_states["actor"]
+        after = params["actor"], optimizer.inner_states["actor"]
+        params["actor"], adam = jax.tree.map(functools.partial(jnp.where, is_near), after, before)
+        optimizer = optimizer._replace(inner_states=optimizer.inner_states | {"actor": adam})
         return state._replace(params=params, optimizer=optimizer, num_updates=state.num_updates + 1), metrics
 
     def losses(

@@ -1,4 +1,4 @@
-"""What both forms of QDAC, model-free and model-based, make of skills: the second critic and the multiplier.
+"""What all forms of QDAC, on SAC, on PPO and model-based, make of skills: the second critic and the multiplier.
 
 The paper's ablations are two fields. `skill_critic="distance"` replaces the distance of the expected feature,
 || (1 - gamma) psi - z ||, by the expected sum of distances, sum gamma^t || phi_t - z ||, and `multiplier` fixes
@@ -57,6 +57,11 @@ class SkillConfig(TrunkConfig):
         if self.multiplier is not None and not 0 <= self.multiplier <= 1:
             raise UserError(f"multiplier should be in [0, 1], or none to learn it, got {self.multiplier}")
         check_schedule(self, "initial_threshold", "threshold_updates")
+        if self.multiplier is not None and self.initial_threshold:
+            raise UserError(
+                f"initial_threshold is for a multiplier that is learned, got {self.initial_threshold} with multiplier "
+                f"{self.multiplier}; leave it out"
+            )
         super().__post_init__()
 
     def for_task(self, task: Task) -> Self:

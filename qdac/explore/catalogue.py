@@ -78,6 +78,17 @@ def _finite(values: np.ndarray) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
+def skill_fault(space: SkillSpace, skill: np.ndarray) -> str:
+    """Returns what a skill [size] should be and is not, "" for one of the space."""
+    low, high = np.array(space.low), np.array(space.high)
+    slack = 1e-4 * (high - low)
+    if not ((skill >= low - slack) & (skill <= high + slack)).all():
+        return f"between {list(space.low)} and {list(space.high)}"
+    if is_circle(space) and abs(np.linalg.norm(skill) - 1) > 1e-2:
+        return "the cosine and the sine of a heading"
+    return ""
+
+
 def make_entry(label: str, policy: TrainedPolicy, table: metrics.Evaluation | None = None) -> Entry:
     """Returns a policy on show."""
     scene = make_scene(policy.task)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qdac.errors import UserError
-from qdac.explore.catalogue import Entry
+from qdac.explore.catalogue import Entry, skill_fault
 from qdac.explore.episodes import MAX_SEED
 from qdac.progress import Progress
 from qdac.types import SkillSpace
@@ -65,7 +65,6 @@ def choose_skills(space: SkillSpace, skills: str) -> np.ndarray:
         rows = [[float(number) for number in word.split(",")] for word in skills.split()]
     except ValueError:
         rows = []
-    low, high = np.array(space.low), np.array(space.high)
     if not rows or any(len(row) != space.size for row in rows):
         example = ",".join(f"{number:g}" for number in space.grid()[-1])
         raise UserError(
@@ -75,9 +74,9 @@ def choose_skills(space: SkillSpace, skills: str) -> np.ndarray:
     if len(rows) > MAX_SKILLS:
         raise UserError(f"--skills should be at most {MAX_SKILLS} skills, got {len(rows)}")
     chosen = np.array(rows, np.float32)
-    slack = 1e-4 * (high - low)
-    if not ((chosen >= low - slack) & (chosen <= high + slack)).all():
-        raise UserError(f"--skills should be between {list(space.low)} and {list(space.high)}, got {skills!r}")
+    for skill in chosen:
+        if fault := skill_fault(space, skill):
+            raise UserError(f"--skills should be {fault}, got {skills!r}")
     return chosen
 
 

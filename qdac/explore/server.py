@@ -24,10 +24,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qdac.errors import UserError
-from qdac.explore.catalogue import Entry
+from qdac.explore.catalogue import Entry, skill_fault
 from qdac.explore.episodes import MAX_SEED
 from qdac.explore.jobs import Jobs, TooManyJobs
-from qdac.report.spaces import is_circle
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8765
@@ -172,13 +171,10 @@ def _read_wish(wish: Any, entries: Sequence[Entry]) -> tuple[str, Entry, np.ndar
     space = entries[run].skill_space
     check(isinstance(skill, list) and len(skill) == space.size and all(map(_is_finite, skill)),
           f"skill should be a list of {space.size} numbers.")  # fmt: skip
-    slack = [1e-4 * (high - low) for low, high in zip(space.low, space.high, strict=True)]
-    bounds = zip(space.low, skill, space.high, slack, strict=True)
-    check(all(low - more <= number <= high + more for low, number, high, more in bounds),
-          f"skill should be between {list(space.low)} and {list(space.high)}.")  # fmt: skip
-    if is_circle(space):
-        check(abs(math.hypot(*skill) - 1) < 1e-2, "skill should be the cosine and the sine of a heading.")
-    return f"{client} {pane}", entries[run], np.array(skill, np.float32), seed
+    skill = np.array(skill, np.float32)
+    fault = skill_fault(space, skill)
+    check(not fault, f"skill should be {fault}.")
+    return f"{client} {pane}", entries[run], skill, seed
 
 
 def _is_whole(value: Any) -> bool:

@@ -160,14 +160,9 @@ def read_run(path: Path) -> RunData:
         raise UserError(f"has neither rows in metrics.csv nor scores ({reason}); try `qdac train --resume {path}`")
     if not has_rows:
         notes.append("has no rows in metrics.csv, so it has no learning curves")
-    evaluation, view, scores = _evaluation(path, task, saved, notes)
+    evaluation, view, scores = _evaluation(path, task, saved, notes, f"qdac evaluate {path}")
     compute = _compute(rows, timing, saved, _json_object(path / "system.json", notes))
-    evaluated_step, last_step = saved.get("env_steps"), compute["env_steps"]
-    if isinstance(evaluated_step, (int, float)) and last_step is not None and last_step > evaluated_step:
-        notes.append(
-            f"was evaluated at env step {evaluated_step:,} and trained on to {last_step:,}; "
-            f"run `qdac evaluate {path}` to score it as it is now"
-        )
+    notes += _stale(saved, compute["env_steps"], f"qdac evaluate {path}")
     return RunData(
         path=path, task=task, algo=algo, preset=str(config.get("preset", "")), seed=seed, settings=settings,
         curves={name: curve for name in rows if len((curve := points(rows, name))[0])},
@@ -181,13 +176,25 @@ def _archive_of(run: RunData) -> list[RunData]:
     saved = _json_object(folder / "evaluation.json", notes)
     if not saved and not notes:
         return []
-    evaluation, view, scores = _evaluation(folder, run.task, saved, notes)
+    again = f"qdac evaluate {run.path} --archive"
+    evaluation, view, scores = _evaluation(folder, run.task, saved, notes, again)
+    notes += _stale(saved, run.compute["env_steps"], again)
     return [
         dataclasses.replace(
             run, path=folder, algo=f"{run.algo}_archive", curves={}, scores=scores, evaluation=evaluation, view=view,
             notes=tuple(notes),
         )
     ]  # fmt: skip
+
+
+def _stale(saved: Mapping[str, Any], last_step: float | None, again: str) -> list[str]:
+    """Returns what to say of an evaluation that training has left behind."""
+    step = saved.get("env_steps")
+    if not isinstance(step, (int, float)) or last_step is None or last_step <= step:
+        return []
+    return [
+        f"was evaluated at env step {step:,} and trained on to {last_step:,}; run `{again}` to score it as it is now"
+    ]
 
 
 def _rows(path: Path, notes: list[str]) -> Mapping[str, np.ndarray]:
@@ -218,24 +225,23 @@ def _json_object(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _evaluation(
-    path: Path, task: str, saved: Mapping[str, Any], notes: list[str]
+    path: Path, task: str, saved: Mapping[str, Any], notes: list[str], again: str
 ) -> tuple[Evaluation | None, TaskView | None, dict[str, float]]:
-    """Returns the table of rollouts, the task as figures need it, and the scores."""
+    """Returns the table of rollouts, the task as figures need it, and the scores; `again` is what makes them."""
     scores = {name: float(value) for name, value in saved.items() if _is_number(value)}
-    again = f"run `qdac evaluate {path}`"
     if not (path / "evaluation.csv").exists():
         lacking = "only the scores of its evaluation.json are shown" if saved else "only its curves are shown"
-        notes.append(f"has no evaluation.csv, so {lacking}; for maps and profiles {again}")
+        notes.append(f"has no evaluation.csv, so {lacking}; for maps and profiles run `{again}`")
         return None, None, scores
     try:
         evaluation = Evaluation.load(path / "evaluation.csv")
         view, inferred = task_view(task, saved, evaluation)
     except (UserError, TypeError, ValueError) as error:
         lacking = "only the scores of its evaluation.json are" if saved else "nothing of its evaluation is"
-        notes.append(f"{error}; {lacking} shown; {again}")
+        notes.append(f"{error}; {lacking} shown; run `{again}`")
         return None, None, scores
     if inferred:
-        notes.append(f"{inferred}; {again} to be sure, and for the names of the axes")
+        notes.append(f"{inferred}; run `{again}` to be sure, and for the names of the axes")
     again_scored = metrics.summary(evaluation, view.d_eval)
     again_scored["coverage"] = metrics.coverage(evaluation, grid_cells(view.skill_space))
     return evaluation, view, {name: value for name, value in again_scored.items() if _is_number(value)}

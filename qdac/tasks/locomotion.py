@@ -131,7 +131,7 @@ SPECS = {
     "humanoid_jump": Spec(
         "humanoid", jump, Box((0.0,), (0.25,), (50,)), 0.0025, 0.025,
         ("half the clearance of the lower foot (m)",),
-        "Humanoid runs forward keeping its lower foot at a chosen mean height",
+        "Humanoid runs forward keeping half the clearance of its lower foot at a chosen mean",
     ),
     "ant_velocity": Spec(
         "ant", velocity, Box((-5.0,) * 2, (5.0,) * 2, (50, 50)), 0.1, 1.0,

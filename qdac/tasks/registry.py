@@ -55,6 +55,8 @@ def _import_task(path: str, options: dict[str, Any]) -> Task:
         raise UserError(
             f"task {path!r}: no module {error.name!r}; run where it can be imported or set PYTHONPATH"
         ) from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"expected a task as my_module:my_task, got {path!r} ({error})") from error
     except AttributeError as error:
         raise UserError(f"task {path!r}: module {module_name!r} has no {attribute!r}") from error
     if isinstance(found, Task) and options:
