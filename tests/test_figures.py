@@ -268,7 +268,7 @@ def test_table_has_a_row_for_each_run(tmp_path):
     write_run(tmp_path, "walker2d_feet_contact", 0)
     assert table_rows(tmp_path) == [
         {
-            "preset": "paper", "task": "walker2d_feet_contact", "algorithm": "qdac", "seed": "0",
+            "folder": "paper", "task": "walker2d_feet_contact", "algorithm": "qdac", "seed": "0",
             "training minutes": "90", "env steps": "1,000,000", "updates": "250,000", "rollouts": "10",
             "achieved": "80.0%", "target achieved": "75%",
             "performance score": "1200", "target performance": "1000", "best return": "2346",
@@ -282,7 +282,7 @@ def test_table_is_ordered_by_preset_task_algorithm_and_seed(tmp_path):
         write_run(tmp_path, task, seed)
     write_run(tmp_path, "humanoid_jump", 0, preset="debug")
     write_run(tmp_path, "humanoid_jump", 0, algo="domino")
-    assert [tuple(row[name] for name in ("preset", "task", "algorithm", "seed")) for row in table_rows(tmp_path)] == [
+    assert [tuple(row[name] for name in ("folder", "task", "algorithm", "seed")) for row in table_rows(tmp_path)] == [
         ("debug", "humanoid_jump", "qdac", "0"),
         ("paper", "ant_velocity", "qdac", "1"),
         ("paper", "humanoid_jump", "qdac", "2"),

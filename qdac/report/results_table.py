@@ -40,7 +40,7 @@ FORMS_OF_QDAC = ("qdac", "qdac_ppo")
 WHOLE = ("laptop", "paper")
 """Presets with their own budget; folders of other names hold runs with another one, which have no target."""
 COLUMNS = (
-    "preset", "task", "algorithm", "seed", "training minutes", "env steps", "updates", "rollouts", "achieved",
+    "folder", "task", "algorithm", "seed", "training minutes", "env steps", "updates", "rollouts", "achieved",
     "target achieved", "performance score", "target performance", "best return", "mean distance", "episode length",
 )  # fmt: skip
 
