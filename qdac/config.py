@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from qdac.agents import get_algorithm, get_preset
 from qdac.errors import UserError, check_seed, unknown_name
@@ -43,6 +43,9 @@ class TrainConfig:
     most 500,000. There is none in the warm-up, and one more when training ends."""
     eval_skills: int = 128
     """Skills of the grid executed in each of them, once each."""
+    keep: Literal["last", "best"] = "last"
+    """The policy that policy.safetensors holds in the end: the last one, or that of the evaluation with the largest
+    share of skills achieved (the latest of equals)."""
     checkpoint_minutes: float = 10.0
     """Time between checkpoints; has no influence on the results. May change when a run is resumed."""
     loggers: tuple[str, ...] = ()
@@ -88,7 +91,7 @@ def default_config(
     found = get_preset(algo, preset)
     return TrainConfig(
         algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps,
-        max_minutes=found.max_minutes,
+        max_minutes=found.max_minutes, keep=found.keep,
     )
 
 

@@ -77,6 +77,8 @@ class Training:
         self.total_steps = -(-config.steps // round_size) * round_size
         self.state: Any = None
         self.means = Means()
+        self.best: float | None = None
+        """The share of skills achieved by the policy that is kept, where that is the best."""
         self.compiled: set[str] = set()
         self.saved_step = -1
         self.start_time = time.monotonic()
@@ -114,7 +116,7 @@ class Training:
         self.state = self.trainer.place(tree["training"])
         if self.elites:
             self.elites.restore(tree["elites"], run.path)
-        self.means = Means(metadata["means"])
+        self.means, self.best = Means(metadata["means"]), metadata.get("best")
         self.start_time -= metadata["wall_seconds"]
         self.saved_step = self.step
 
@@ -131,11 +133,12 @@ class Training:
         }  # fmt: skip
 
     def save(self, run: Run) -> None:
-        """Writes the policy and, unless this very step has one, a checkpoint; nothing that is not finite."""
+        """Writes a checkpoint, unless this very step has one, and the policy, unless the best is kept and there."""
         self.check_finite(_not_finite({"agent": self.state.agent, "replay": self.state.replay}), run)
-        run.save_policy(self.agent.policy_params(self.state.agent), self.origin)
+        if self.best is None:
+            run.save_policy(self.agent.policy_params(self.state.agent), self.origin)
         if self.saved_step != self.step:
-            metadata = {"means": self.means.sums, "wall_seconds": self.wall_seconds}
+            metadata = {"means": self.means.sums, "best": self.best, "wall_seconds": self.wall_seconds}
             run.save_checkpoint(self.step, self.checkpoint_tree(self.state), metadata)
             self.saved_step = self.step
 
@@ -187,6 +190,11 @@ class Training:
         row = dict(sorted({**row, **self.means.row(), "train/updates": self.num_updates}.items()))
         timing = {"wall_seconds": self.wall_seconds, "steps_per_second": self.step / self.wall_seconds}
         run.log(self.step, row, timing)
+        # Not the row at the end of a budget: a run with a larger one does not have it.
+        if self.config.keep == "best" and self.is_row_due() and scores["achieved"] >= (self.best or 0.0):
+            self.check_finite(_not_finite(params), run)
+            self.best = scores["achieved"]
+            run.save_policy(params, self.origin)
         progress.update(self.step, row, is_evaluation=True)
         self.means = Means()
 

@@ -129,7 +129,7 @@ def test_an_evaluation_older_than_the_run_is_said(tmp_path):
     folder = make_run(tmp_path / "run", num_rows=3)
     write_csv(folder / "metrics.csv", {"step": [1000, 9000], "eval/achieved": [0.1, 0.2]})
     (note,) = read_run(folder).notes
-    assert "evaluated at env step 3,000 and trained on to 9,000" in note
+    assert "evaluated at env step 3,000, and its policy is now that of 9,000" in note
 
 
 @pytest.mark.parametrize(

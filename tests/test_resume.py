@@ -11,6 +11,7 @@ import tiny
 from tiny import ROUND, Process, assert_same_run, checkpoints
 
 import qdac
+from qdac import metrics
 from qdac.training import Training
 
 ENDLESS = 1_000_000
@@ -69,6 +70,17 @@ def test_a_time_limit_that_is_lifted(trained, tmp_path):
     assert (run / "metrics.csv").read_text().splitlines()[-1].startswith("0,")
     qdac.resume(run, max_minutes=0.0)
     assert_same_run(run, trained)
+
+
+@pytest.mark.parametrize("keep, steps", [("last", [112, 160]), ("best", [96, 96])])
+def test_the_policy_that_is_kept(tmp_path, monkeypatch, keep, steps):
+    """Rows are at 48, 96 and 144. Those at the end of a budget, 112 and 160, are not for a choice to depend on."""
+    shares, summary = iter([0.2, 0.6, 0.9, 0.4, 0.9]), metrics.summary
+    monkeypatch.setattr(metrics, "summary", lambda *table: summary(*table) | {"achieved": next(shares)})
+    run = tiny.train(tmp_path / "run", steps=112, keep=keep)
+    found = [qdac.load(run).origin["env_steps"]]
+    qdac.resume(run, steps=160)
+    assert [*found, qdac.load(run).origin["env_steps"]] == steps
 
 
 @pytest.mark.parametrize("num_signals", [1, 2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from qdac.agents import domino, qdac, qdac_mb, qdac_ppo, sac, smerl
 from qdac.errors import UserError, unknown_name
@@ -20,6 +20,7 @@ class Preset:
     steps: int
     summary: str
     max_minutes: float = 0.0
+    keep: Literal["last", "best"] = "last"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Algorithm:
 def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
     """Returns the three presets that every algorithm has, with the budgets of QDAC's."""
     return {
-        "laptop": Preset(laptop, 100_000_000, "what an hour on 2 cores can give", max_minutes=60.0),
+        "laptop": Preset(laptop, 100_000_000, "what an hour on 2 cores can give", max_minutes=60.0, keep="best"),
         "paper": Preset(paper, 10_000_000, "the paper's hyper-parameters and budget, for a GPU"),
         "debug": Preset(debug, 4_096, "everything tiny: the whole pipeline in a minute"),
     }

@@ -6,6 +6,7 @@ what to do about it, and never stops the report of the other runs.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -23,7 +24,7 @@ from qdac.errors import UserError
 from qdac.metrics import Evaluation
 from qdac.report.spaces import TaskView, task_view
 from qdac.report.tables import Curve, points, read_rows
-from qdac.runs import open_run
+from qdac.runs import open_run, read_tensor_file
 
 ENVIRONMENT_FIELDS = ("backend", "episode_length")
 """Fields of a config, besides those of the agent, in which runs of one algorithm have to agree."""
@@ -162,7 +163,7 @@ def read_run(path: Path) -> RunData:
         notes.append("has no rows in metrics.csv, so it has no learning curves")
     evaluation, view, scores = _evaluation(path, task, saved, notes, f"qdac evaluate {path}")
     compute = _compute(rows, timing, saved, _json_object(path / "system.json", notes))
-    notes += _stale(saved, compute["env_steps"], f"qdac evaluate {path}")
+    notes += _stale(saved, _policy_step(path) or compute["env_steps"], f"qdac evaluate {path}")
     return RunData(
         path=path, task=task, algo=algo, preset=str(config.get("preset", "")), seed=seed, settings=settings,
         curves={name: curve for name in rows if len((curve := points(rows, name))[0])},
@@ -178,7 +179,7 @@ def _archive_of(run: RunData) -> list[RunData]:
         return []
     again = f"qdac evaluate {run.path} --archive"
     evaluation, view, scores = _evaluation(folder, run.task, saved, notes, again)
-    notes += _stale(saved, run.compute["env_steps"], again)
+    notes += _stale(saved, _policy_step(run.path) or run.compute["env_steps"], again)
     return [
         dataclasses.replace(
             run, path=folder, algo=f"{run.algo}_archive", curves={}, scores=scores, evaluation=evaluation, view=view,
@@ -187,13 +188,20 @@ def _archive_of(run: RunData) -> list[RunData]:
     ]  # fmt: skip
 
 
+def _policy_step(path: Path) -> int | None:
+    """Returns the env step of a run's policy, which is not the last one where the best is kept."""
+    with contextlib.suppress(UserError):
+        return read_tensor_file(path / "policy.safetensors")[1].get("env_steps")
+    return None
+
+
 def _stale(saved: Mapping[str, Any], last_step: float | None, again: str) -> list[str]:
     """Returns what to say of an evaluation that training has left behind."""
     step = saved.get("env_steps")
     if not isinstance(step, (int, float)) or last_step is None or last_step <= step:
         return []
     return [
-        f"was evaluated at env step {step:,} and trained on to {last_step:,}; run `{again}` to score it as it is now"
+        f"was evaluated at env step {step:,}, and its policy is now that of {last_step:,}; run `{again}` to score that"
     ]
 
 
