@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import re
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -171,10 +171,9 @@ def _read_wish(wish: Any, entries: Sequence[Entry]) -> tuple[str, Entry, np.ndar
     space = entries[run].skill_space
     check(isinstance(skill, list) and len(skill) == space.size and all(map(_is_finite, skill)),
           f"skill should be a list of {space.size} numbers.")  # fmt: skip
-    skill = np.array(skill, np.float32)
-    fault = skill_fault(space, skill)
+    fault = skill_fault(space, np.array(skill))
     check(not fault, f"skill should be {fault}.")
-    return f"{client} {pane}", entries[run], skill, seed
+    return f"{client} {pane}", entries[run], np.array(skill, np.float32), seed
 
 
 def _is_whole(value: Any) -> bool:
@@ -182,7 +181,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def listen(port: int | None = None) -> socket.socket:
