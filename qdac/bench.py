@@ -43,6 +43,7 @@ def run(
 
     `seconds` is spent on each comparison. Collection is compared with plain Brax, an update with the
     machine's matrix-multiply peak and with QDAC's, training with what collection and updates take on their own.
+    The peak of the memory is that of training alone, with a full replay of LARGE_REPLAY transitions.
     """
     made = dataclasses.replace(make_task(task), reference_return=0.0)
     config = default_config(algo, task, preset).agent.for_task(made)
@@ -62,6 +63,7 @@ def run(
     state, _, _ = trunk.iterate(state)
     jax.block_until_ready(state.agent)
     first_step_seconds = time.time() - psutil.Process().create_time()
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     report("collection beside plain Brax …")
     collect = _Collection(trunk, state, rounds=-(-RAW_STEPS // config.steps_per_iteration))
@@ -91,7 +93,6 @@ def run(
         small = _Training(small_trunk, small_trunk.iterate(small_state)[0])
         large_time, small_time = _in_turns((training, small), seconds)
         of_replay["large_replay_over_small"] = round(large_time / small_time, 3)
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     report("evaluation beside collection …")
     collect = _Collection(trunk, training.state, collect.rounds, copy=True)
@@ -141,10 +142,13 @@ def _in_turns(functions: tuple[Callable[[], Any], ...], seconds: float) -> list[
 
 
 def _fill(trunk: Trunk, state: Any) -> Any:
-    """Returns the state with a replay that counts as full, all its pages touched."""
-    storage = jax.tree.map(lambda x: (x + 1e-3).astype(x.dtype), state.replay.storage)
-    storage = storage._replace(terminated=storage.terminated * 0, truncated=storage.truncated * 0)
-    storage = jax.device_put(storage, trunk.replay_by_env)
+    """Returns the state with a replay that counts as full, all its pages touched, where it is."""
+
+    def touch(storage: Any) -> Any:
+        touched = jax.tree.map(lambda x: (x + 1e-3).astype(x.dtype), storage)
+        return touched._replace(terminated=storage.terminated, truncated=storage.truncated)
+
+    storage = jax.jit(touch, donate_argnums=0, out_shardings=trunk.replay_by_env)(state.replay.storage)
     is_full = jnp.asarray(trunk.capacity, jnp.int32)
     return state._replace(replay=state.replay._replace(storage=storage, num_seen=is_full))
 

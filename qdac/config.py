@@ -91,7 +91,7 @@ def default_config(
     found = get_preset(algo, preset)
     return TrainConfig(
         algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps,
-        max_minutes=found.max_minutes, keep=found.keep,
+        max_minutes=found.max_minutes, keep=found.keep, eval_interval=found.eval_interval,
     )
 
 

@@ -107,10 +107,17 @@ class TrainedPolicy:
         Leading axes are broadcast: one skill for many observations will do. A policy with memory
         sees each call as the first step of an episode.
         """
-        obs, skill = jnp.asarray(obs, jnp.float32), jnp.asarray(skill, jnp.float32)
-        for name, array, size in (("obs", obs, self.task.obs_size), ("skill", skill, self.task.skill_size)):
+        sizes = {"obs": self.task.obs_size, "skill": self.task.skill_size}
+        obs, skill = _numbers("obs", obs, jnp), _numbers("skill", skill, jnp)
+        for (name, size), array in zip(sizes.items(), (obs, skill), strict=True):
             if array.shape[-1:] != (size,):
                 raise UserError(f"{name} should be [{size}] or [..., {size}], got {list(array.shape)}")
+        try:
+            jnp.broadcast_shapes(obs.shape[:-1], skill.shape[:-1])
+        except ValueError:
+            raise UserError(
+                f"obs and skill should have leading axes that broadcast, got {list(obs.shape)} and {list(skill.shape)}"
+            ) from None
         return self._act(self.params, obs, skill)
 
     @functools.cached_property
@@ -130,6 +137,14 @@ class TrainedPolicy:
     @functools.cached_property
     def _single(self) -> Evaluator:
         return Evaluator(self.task, self.policy)
+
+
+def _numbers(name: str, values: ArrayLike, numpy: Any) -> Any:
+    """Returns the values as an array of NumPy or of JAX, or raises a UserError if they are none."""
+    try:
+        return numpy.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} should be an array of numbers, got {str(values):.80}") from None
 
 
 def load(path: str | Path, task: str | Task | None = None) -> TrainedPolicy:
@@ -169,7 +184,7 @@ class Rollout(NamedTuple):
 
 def roll_out(policy: TrainedPolicy, skill: ArrayLike, seed: int = 0) -> Rollout:
     """Returns one episode in which the policy is asked for a skill, from a reset that the seed decides."""
-    skill = np.asarray(skill, np.float32)
+    skill = _numbers("skill", skill, np)
     if skill.shape != (policy.task.skill_size,):
         raise UserError(f"skill should have {policy.task.skill_size} numbers, got shape {list(skill.shape)}")
     check_seed(seed)
@@ -204,8 +219,8 @@ def evaluate(
         raise UserError(f"rollouts should be at least 1, got {rollouts}")
     check_seed(seed)
     skills = policy.task.skill_space.grid() if skills is None else skills
-    skills = np.atleast_2d(np.asarray(skills, np.float32))
-    if skills.shape[1:] != (policy.task.skill_size,):
+    skills = np.atleast_2d(_numbers("skills", skills, np))
+    if skills.shape[1:] != (policy.task.skill_size,) or not len(skills):
         raise UserError(f"skills should be [num, {policy.task.skill_size}], got {list(skills.shape)}")
     total = len(skills) * rollouts
     evaluator = Evaluator(policy.task, policy.policy)

@@ -64,9 +64,20 @@ def test_evaluation_of_chosen_skills(policy):
     assert evaluation.observed_skills.shape == (2, 3, 2)
     assert evaluation.summary["num_skills"] == 2 and evaluation.summary["rollouts_per_skill"] == 3
     assert evaluation.summary["grad_updates"] == 8 and evaluation.summary["algo"] == "qdac"
-    for wrong in ({"rollouts": 0}, {"skills": [[0.0]]}):
+    for wrong in ({"rollouts": 0}, {"skills": [[0.0]]}, {"skills": np.zeros((0, 2))}, {"skills": [["a", "b"]]}):
         with pytest.raises(qdac.UserError):
             qdac.evaluate(policy, **wrong)
+
+
+def test_what_is_no_array_of_numbers_gets_one_line(policy):
+    obs = np.zeros((3, policy.task.obs_size))
+    for call, message in (
+        (lambda: policy(obs, np.zeros((4, 2))), r"leading axes that broadcast, got \[3, \d+\] and \[4, 2\]"),
+        (lambda: policy("here", [0.0, 0.0]), "obs should be an array of numbers, got here"),
+        (lambda: qdac.roll_out(policy, [[1], [2, 3]]), "skill should be an array of numbers"),
+    ):
+        with pytest.raises(qdac.UserError, match=message):
+            call()
 
 
 def test_a_task_object_in_place_of_a_name(tmp_path):

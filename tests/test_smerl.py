@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from probes import BATCH, always, clock_task, close, column, small_config, taught
+from probes import BATCH, QUICK, always, clock_task, close, column, hill_task, small_config, taught, trained
 
 from qdac.agents.smerl import SMERL, Config, log_density, mixed_reward
 from qdac.errors import UserError
@@ -194,3 +194,24 @@ def test_the_discriminator_recovers_the_latent():
     close(mean, [[0, 0], [0.8, -0.8], [-0.8, 0.8], [-0.5, -0.2]], atol=0.1)
     assert np.exp(log_std).max() < 0.15
     assert losses[-50:].mean() < -2.0 < 1.0 < losses[0]
+
+
+# A probe: a hill whose top is in the middle.
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("reverse, target, least, most", [
+    (False, 40.0, 0.0, 0.1), (False, 0.0, 0.5, 1.1), (True, 40.0, 0.5, 1.1), (True, 0.0, 1.2, 2.0),
+])  # fmt: skip
+def test_who_is_paid_for_diversity_spreads(reverse, target, least, most):
+    """Episodes of 20 steps on the hill, which pays 1 - a²: 20 at most, so that 0 is always near and 40 never.
+
+    SMERL stays on the top until it is near, and then trades some of the way down for diversity; Reverse SMERL does
+    that until it is near, and then nothing but diversity counts.
+    """
+    fields = {"reverse": reverse, "target_return": target, "diversity_scale": 1.0, "initial_temperature": 0.03}
+    agent = SMERL(small_config(Config, **QUICK | fields), hill_task(episode_length=20))
+    state, _ = trained(agent, 60)
+    latent, obs = column(*np.linspace(-0.9, 0.9, 7)), np.zeros((7, 1), np.float32)
+    action = agent.act(agent.policy_params(state), obs, latent)
+    assert least <= np.ptp(action) <= most

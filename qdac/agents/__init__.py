@@ -21,6 +21,7 @@ class Preset:
     summary: str
     max_minutes: float = 0.0
     keep: Literal["last", "best"] = "last"
+    eval_interval: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +52,33 @@ def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
     }
 
 
-def _on_trunk(summary: str, make_agent: Callable[[Any, Task], Any], module: Any, **fields: Any) -> Algorithm:
-    """Returns the algorithm of a module, run by the trunk, with some fields of its `Config` changed in all presets."""
+def _on_trunk(
+    summary: str, make_agent: Callable[[Any, Task], Any], module: Any, laptop: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Algorithm:
+    """Returns the algorithm of a module, run by the trunk, with some fields of its `Config` changed in all presets.
+
+    `laptop` is what its laptop preset has that others' do not.
+    """
     configs = (module.LAPTOP, module.Config(), module.DEBUG)
     presets = _presets(*(dataclasses.replace(config, **fields) for config in configs))
+    presets["laptop"] = dataclasses.replace(presets["laptop"], **laptop or {})
     return Algorithm(summary, make_agent, Trunk, presets, fields)
+
+
+FEW_STEPS = {"eval_interval": 50_000}
+"""For those that make many updates of few env steps."""
+MANY_STEPS = {"eval_interval": 2_000_000}
 
 
 ALGORITHMS = {
     "qdac": _on_trunk(
         "Quality-Diversity Actor-Critic (model-free): value and successor-features critics, balanced by a learned "
-        "multiplier", qdac.QDAC, qdac,
+        "multiplier", qdac.QDAC, qdac, skill_critic="successor",
     ),
     "qdac_ppo": _on_trunk(
-        "QDAC's objective on-policy: the gradient of PPO in place of SAC's", qdac_ppo.QDACPPO, qdac_ppo
+        "QDAC's objective on-policy: the gradient of PPO in place of SAC's", qdac_ppo.QDACPPO, qdac_ppo, MANY_STEPS,
+        skill_critic="successor",
     ),
     "no_sf": _on_trunk(
         "QDAC's ablation No-SF: the sum of distances to the skill in place of successor features",
@@ -80,27 +94,32 @@ ALGORITHMS = {
     ),
     "qdac_mb": _on_trunk(
         "QDAC-MB (model-based): QDAC's objective by gradients through imagined rollouts of a world model",
-        qdac_mb.QDACMB, qdac_mb,
+        qdac_mb.QDACMB, qdac_mb, FEW_STEPS, skill_critic="successor",
     ),
     "no_sf_mb": _on_trunk(
-        "No-SF on the model-based trunk", qdac_mb.QDACMB, qdac_mb, skill_critic="distance"
+        "No-SF on the model-based trunk", qdac_mb.QDACMB, qdac_mb, FEW_STEPS, skill_critic="distance"
     ),
     "fixed_lambda_mb": _on_trunk(
-        "Fixed-lambda on the model-based trunk", qdac_mb.QDACMB, qdac_mb, multiplier=0.5
+        "Fixed-lambda on the model-based trunk", qdac_mb.QDACMB, qdac_mb, FEW_STEPS, multiplier=0.5
     ),
     "uvfa_mb": _on_trunk(
-        "UVFA on the model-based trunk", qdac_mb.QDACMB, qdac_mb, skill_critic="distance", multiplier=0.66
+        "UVFA on the model-based trunk", qdac_mb.QDACMB, qdac_mb, FEW_STEPS, skill_critic="distance", multiplier=0.66
     ),
-    "sac": _on_trunk("Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac),
+    # Which of its policies is the best, the share of skills achieved does not say.
+    "sac": _on_trunk(
+        "Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac, {"keep": "last"}
+    ),
     "smerl": _on_trunk(
-        "SMERL: behaviours that a discriminator can tell apart, once the return is near SAC's", smerl.SMERL, smerl
+        "SMERL: behaviours that a discriminator can tell apart, once the return is near SAC's", smerl.SMERL, smerl,
+        reverse=False,
     ),
     "reverse_smerl": _on_trunk(
         "Reverse SMERL: behaviours that a discriminator can tell apart, and the task until the return is near SAC's",
         smerl.SMERL, smerl, reverse=True,
     ),
     "domino": _on_trunk(
-        "DOMiNO: ten near-optimal policies whose average features keep apart", domino.DOMiNO, domino
+        "DOMiNO: ten near-optimal policies whose average features keep apart", domino.DOMiNO, domino,
+        {"eval_interval": 200_000},
     ),
 }  # fmt: skip
 

@@ -139,5 +139,5 @@ class SMERL(sac.SAC):
         return total + loss, metrics
 
 
-LAPTOP = Config(**soft.LAPTOP)
+LAPTOP = Config(**soft.LAPTOP, discount=0.997)
 DEBUG = Config(**soft.DEBUG, target_return=0.0)

@@ -67,7 +67,7 @@ LAPTOP = {
     "actor_average_rate": 0.005, "n_step": None, "batch_size": 128, "steps_per_iteration": 4,
     "updates_per_iteration": 64, "replay_size": 4_000_000, "warmup_steps": 20_000,
 }  # fmt: skip
-"""QDAC's recipe for an hour on 2 cores, as far as it is not about skills; docs/recipe.md."""
+"""What all have of QDAC's recipe for an hour on 2 cores; docs/recipe.md."""
 
 DEBUG = {
     "hidden_sizes": (32, 32), "batch_size": 32, "num_envs": 16, "steps_per_iteration": 8,
