@@ -17,6 +17,7 @@ from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns
 from qdac.errors import UserError
 from qdac.replay import Sequences
 from qdac.trunk import Trunk
+from qdac.twohot import symlog
 
 KEY = jax.random.PRNGKey(0)
 GAMMA, MIX, HORIZON = 0.9, 0.8, 3
@@ -122,7 +123,7 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, {"multiplier": 0.5}, {"feature_discount": 0.5}, {"skill_critic": "distance"},
+        {}, {"multiplier": 0.5, "feature_scale": 5.0}, {"feature_discount": 0.5}, {"skill_critic": "distance"},
         {"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True},
     ],
 )  # fmt: skip
@@ -130,7 +131,7 @@ def test_losses_by_hand(fields, death, spread):
     """QDAC-MB and its three ablations, where all that is imagined is known."""
     agent = make_agent(death=death, huber_scale=1e-6, **fields)
     params = known(agent)
-    asked = np.asarray(agent.task.skill_space.sample(jax.random.split(KEY, 3)[1], 8))[:, 0]
+    asked = np.asarray(agent.task.skill_space.sample(jax.random.split(KEY, 4)[2], 8))[:, 0]
     target = {name: params[name] for name in agent.critic_names} | {"spread": spread}
     total, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
     gamma = fields.get("feature_discount", GAMMA)
@@ -139,7 +140,7 @@ def test_losses_by_hand(fields, death, spread):
     weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON))[:, None]
     multiplier = fields.get("multiplier", 1 / (1 + np.exp(-LOGIT)))
     entropy = np.log(STD) + 0.5 * np.log(2 * np.pi * np.e)
-    scale = max(1.0, spread)
+    scale = 1.0 if "skill_critic" in fields else max(1.0, spread)  # A sum of distances is as large as V itself.
     objective = (1 - multiplier) * numbers["value"] / scale - multiplier * numbers["distance"] + 0.1 * entropy
     close(metrics["loss/actor"], -(weight * objective).mean(), rtol=1e-4)
     close(metrics["train/value"], numbers["value"].mean(), rtol=1e-4)
@@ -152,7 +153,8 @@ def test_losses_by_hand(fields, death, spread):
         close(metrics["loss/multiplier"], (weight * label_loss).mean(), rtol=1e-4)
     close(metrics["train/satisfied"], 1 - is_violated.mean())
     parts = {name.removeprefix("model/"): value for name, value in metrics.items() if name.startswith("model/")}
-    model = sum({"dynamics": 0.5, "representation": 0.1}.get(name, 1.0) * value for name, value in parts.items())
+    scales = {"dynamics": 0.5, "representation": 0.1, "feature": fields.get("feature_scale", 1.0)}
+    model = sum(scales.get(name, 1.0) * value for name, value in parts.items())
     others = sum(metrics[f"loss/{name}"] for name in ("critic", "successor", "actor", "multiplier"))
     close(total, model + others, rtol=1e-4)
 
@@ -235,6 +237,41 @@ def test_actions_have_a_gradient_through_the_model():
     assert taught(gradient) == {"actor"}
 
 
+def test_observations_are_scaled_by_the_moments_of_what_was_seen():
+    """Twice the observations, with moments of twice the observations, are the same: to the actor and to the model."""
+    agent = make_agent(normalize_observations=True)
+    start, steps, skill = agent.init(KEY), make_steps(agent), jnp.array([[1.0], [3.0]])
+    seen = jax.random.normal(KEY, (500, 2)) * jnp.array([3.0, 5.0]) + 2.0
+    found = []
+    for factor in (1.0, 2.0):
+        state = agent.observe(start, factor * seen)
+        params = agent.policy_params(state)
+        _, action = agent.step(params, agent.initial_carry(2), factor * steps.obs[:, 0], skill)
+        _, metrics = jax.jit(agent.update)(state, steps._replace(obs=factor * steps.obs), KEY)
+        found.append((action, metrics["model/observation"]))
+    for one, other in zip(*found, strict=True):
+        close(one, other, rtol=1e-3)
+    assert "moments" not in make_agent().policy_params(start)
+
+
+def test_rollouts_begin_in_some_of_the_states():
+    agent, every = make_agent(num_starts=3), make_agent()
+    assert (agent.num_rows, every.num_rows) == (3 * HORIZON, 8 * HORIZON)
+    imagined = []
+    agent.imagine = lambda model, actor, start, *rest: imagined.append(start) or type(agent).imagine(
+        agent, model, actor, start, *rest
+    )
+    params = known(agent)
+    target = {name: params[name] for name in agent.critic_names} | {"spread": 1.0}
+    agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
+    latent, _ = agent.model.follow(params["model"], make_steps(agent), jax.random.split(KEY, 4)[0])
+    states = np.asarray(latent.vector).reshape(8, -1)
+    places = [np.flatnonzero((np.abs(states - row) < 1e-5).all(axis=1)) for row in np.asarray(imagined[0].vector)]
+    assert len(places) == 3 and len({tuple(place) for place in places}) == 3 and all(len(place) for place in places)
+    with pytest.raises(UserError, match="num_starts should be from 0 to the 8 states of a batch, got 9"):
+        make_agent(num_starts=9)
+
+
 def test_acting_follows_the_episode_as_training_does():
     agent = make_agent()
     params = agent.policy_params(agent.init(KEY))
@@ -245,7 +282,7 @@ def test_acting_follows_the_episode_as_training_does():
         memory, action = agent.step(params, memory, steps.obs[:, t], skill)
         actions.append(action)
     steps = steps._replace(action=jnp.stack(actions, axis=1))
-    latent, _ = agent.model.follow(params["model"], steps, KEY)
+    latent, _ = agent.model.follow(params["model"], steps._replace(obs=symlog(steps.obs)), KEY)
     close(memory[0].vector, latent.vector[:, -1], atol=1e-5)
     mean, std = agent.action_distribution(params["actor"], latent.vector[:, -1], agent.normalize(skill))
     close(actions[-1], mean, atol=1e-5)

@@ -14,7 +14,6 @@ from probes import close
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel, kl_divergence, straight_through
 from qdac.errors import UserError
 from qdac.replay import Sequences
-from qdac.twohot import symexp
 
 KEY = jax.random.PRNGKey(0)
 SMALL = ModelConfig(
@@ -178,7 +177,7 @@ def test_it_learns_a_small_system():
     for t in range(1, 7):
         mine = is_same_episode[:, t - 1] > 0
         reward, goes_on = model.outcome(params, latent.vector, steps.action[:, t])
-        seen = symexp(model.decode(params, latent.vector))[:, 0]
+        seen = model.decode(params, latent.vector)[:, 0]
         feature = model.bins.mean(model.feature(params, latent.vector))[:, 0]
         for told, truth in ((seen, steps.obs[:, t, 0]), (feature, steps.feature[:, t, 0]),
                             (model.bins.mean(reward), steps.reward[:, t])):  # fmt: skip

@@ -1,6 +1,6 @@
 """Quality-Diversity Actor-Critic, model-based, on DreamerV3: skills are learned in imagination.
 
-From every state s that the world model (world_model.py) has followed, one uniform skill z is imagined for H steps
+From states s that the world model (world_model.py) has followed, one uniform skill z each is imagined for H steps
 with actions of the policy, and the actor maximises, by gradients through the model, the sum over those steps,
 each weighted by gamma and the chance to live it, of
 
@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import optax
 
 from qdac import nets
-from qdac.agents.actor import adam_for_each
+from qdac.agents.actor import Moments, adam_for_each
 from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel
 from qdac.errors import UserError
 from qdac.replay import Replay, Sequences, sample_sequences
+from qdac.twohot import symlog
 from qdac.types import Array, Params, Task, skill_commands
 
 STD_BOUNDS = (0.1, 1.0)
@@ -45,16 +46,21 @@ class Config(SkillConfig, ModelConfig):
     batch_size: int = 16
     warmup_steps: int = 2_048
     uniform_warmup: bool = True
-    discount: float = 0.997
+    discount: float | None = 0.997
     sequence_length: int = 64
     """Steps of each sequence that the world model learns from."""
+    normalize_observations: bool = False
+    """Scale observations by their running moments in place of symlog."""
+    num_starts: int = 0
+    """States of those sequences, drawn among all of them, that rollouts are imagined from; 0 for every one."""
     horizon: int = 15
-    """H: steps imagined from every state of those sequences."""
+    """H: steps imagined from each of them."""
     return_mix: float = 0.95
     """lambda of the lambda-returns: how much the imagined future counts against what the critic expects."""
     normalize_returns: bool = True
     """Divide V_l in the actor's objective by the spread of returns (from the 5th to the 95th of a hundred), if that is
-    above 1: returns of hundreds then weigh as much as a distance below 1."""
+    above 1: returns of hundreds then weigh as much as a distance below 1. A sum of distances is one of hundreds itself,
+    and V_l beside it stays as it is."""
     entropy_scale: float = 3e-4
     """eta: what the entropy of the policy is worth."""
     model_learning_rate: float = 1e-4
@@ -85,6 +91,11 @@ class Config(SkillConfig, ModelConfig):
             raise UserError(f"return_mix should be in [0, 1], got {self.return_mix}")
         if not 0 < self.target_rate <= 1:
             raise UserError(f"target_rate should be in (0, 1], got {self.target_rate}")
+        if not 0 <= self.num_starts <= self.batch_size * self.sequence_length:
+            raise UserError(
+                f"num_starts should be from 0 to the {self.batch_size * self.sequence_length} states of a batch, "
+                f"got {self.num_starts}"
+            )
         ModelConfig.__post_init__(self)
         SkillConfig.__post_init__(self)
 
@@ -99,6 +110,7 @@ class State(NamedTuple):
     target: dict[str, Params]
     """The slow critics, and the spread of returns as a decayed mean."""
     optimizer: Any
+    moments: Moments
     num_updates: Array
 
 
@@ -142,15 +154,22 @@ class QDACMB(SkillObjective):
         """`successor` is the skill critic, whichever of the two it is."""
 
     @property
+    def divides_returns(self) -> bool:
+        """Returns whether V_l is divided by the spread of returns."""
+        return self.config.normalize_returns and self.config.skill_critic == "successor"
+
+    @property
     def num_rows(self) -> int:
         """Returns the imagined states of one update."""
-        return self.config.batch_size * self.config.sequence_length * self.config.horizon
+        config = self.config
+        return (config.num_starts or config.batch_size * config.sequence_length) * config.horizon
 
     # Acting. The memory of an episode is the latent state and the last action.
 
     def policy_params(self, state: State) -> Params:
         """Returns what acting needs, the model as a whole: a saved policy can imagine too."""
-        return {name: state.params[name] for name in ("model", "actor")}
+        scaling = {"moments": state.moments} if self.config.normalize_observations else {}
+        return {name: state.params[name] for name in ("model", "actor")} | scaling
 
     def initial_carry(self, num: int) -> tuple[Latent, Array]:
         return self.model.initial(num), jnp.zeros((num, self.task.action_size))
@@ -176,8 +195,13 @@ class QDACMB(SkillObjective):
         """Returns the latent states that observations lead to, and mean and deviation of the actions there."""
         model = params["model"]
         recalled = self.model.remember(model, *memory)
-        latent = self.model.latent(recalled, self.model.posterior(model, recalled, self.model.encode(model, obs)))
+        embedding = self.model.encode(model, self.scale_obs(params.get("moments"), obs))
+        latent = self.model.latent(recalled, self.model.posterior(model, recalled, embedding))
         return latent, *self.action_distribution(params["actor"], latent.vector, self.normalize(skill))
+
+    def scale_obs(self, moments: Moments | None, obs: Array) -> Array:
+        """Returns observations as the model has them."""
+        return moments.normalize(obs) if self.config.normalize_observations else symlog(obs)
 
     def action_distribution(self, actor: Params, vector: Array, skill: Array) -> tuple[Array, Array]:
         """Returns mean and standard deviation of the actions in latent states, for skills in units of the critics."""
@@ -204,7 +228,8 @@ class QDACMB(SkillObjective):
         if config.multiplier is None:
             params["multiplier"] = nets.init_mlp(key_multiplier, (task.skill_size, *config.multiplier_sizes, 1))
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names} | {"spread": jnp.zeros(())}
-        return State(params, target, self.optimizer(params).init(params), jnp.zeros((), jnp.int32))
+        moments = Moments(jnp.zeros(task.obs_size), jnp.ones(task.obs_size), jnp.zeros(()))
+        return State(params, target, self.optimizer(params).init(params), moments, jnp.zeros((), jnp.int32))
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
         """Returns an Adam for each network."""
@@ -214,8 +239,10 @@ class QDACMB(SkillObjective):
         return adam_for_each(rates, config.max_gradient_norm)
 
     def observe(self, state: State, obs: Array) -> State:
-        """Returns the state as it was: symlog stands in for statistics of the observations."""
-        return state
+        """Returns the state after seeing newly collected observations [..., obs_size]."""
+        if not self.config.normalize_observations:
+            return state
+        return state._replace(moments=state.moments.include(obs))
 
     def draw(self, state: State, replay: Replay, key: Array) -> Sequences:
         """Returns sequences of steps to learn from."""
@@ -253,21 +280,25 @@ class QDACMB(SkillObjective):
         """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
         config, fixed = self.config, jax.lax.stop_gradient
         discount, threshold = config.discount_at(num_updates), self.threshold(num_updates)
-        key_model, key_skill, key_imagine = jax.random.split(key, 3)
+        key_model, key_start, key_skill, key_imagine = jax.random.split(key, 4)
 
         loss_model, latent, parts = self.model.loss(params["model"], steps, key_model)
         start = fixed(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), latent))
+        if config.num_starts:
+            chosen = jax.random.permutation(key_start, len(start.memory))[: config.num_starts]
+            start = jax.tree.map(lambda x: x[chosen], start)
 
         # Imagination, and what the model and the critics say of it.
         judges = fixed({name: params[name] for name in ("model", *self.critic_names)})
         asked = self.task.skill_space.sample(key_skill, start.memory.shape[0])
         skill = self.normalize(asked)
         vector, action, std = self.imagine(judges["model"], params["actor"], start, skill, key_imagine)
-        skills = jnp.broadcast_to(skill, (len(action), *skill.shape))
+        skills = jnp.broadcast_to(skill, (len(vector), *skill.shape))
         reward, goes_on = self.model.outcome(judges["model"], vector[:-1], action)
         reward, goes_on = self.bins.mean(reward), jax.nn.sigmoid(goes_on)
         feature = self.bins.mean(self.model.feature(judges["model"], vector[:-1]))
-        next_average = self.bins.mean(self.critics(judges, vector[1:], skills))
+        # Of all states, as below, where the critics learn: the compiler then evaluates them once.
+        next_average = self.bins.mean(self.critics(judges, vector, skills)[1:])
 
         # The lambda-returns of both critics, one beside the other.
         now = jnp.concatenate([reward[..., None], self.summed(feature, skill)], axis=-1)
@@ -288,13 +319,13 @@ class QDACMB(SkillObjective):
         else:
             multiplier, loss_multiplier = jnp.full(len(skill), config.multiplier), jnp.zeros(())
         entropy = (jnp.log(std) + 0.5 * math.log(2.0 * math.pi * math.e)).sum(axis=-1)
-        scale = jnp.maximum(1.0, target["spread"]) if config.normalize_returns else 1.0
+        scale = jnp.maximum(1.0, target["spread"]) if self.divides_returns else 1.0
         objective = (1.0 - multiplier) * value / scale - multiplier * distance + config.entropy_scale * entropy
         loss_actor = -(weight * objective).mean()
 
         # Policy evaluation: towards the lambda-returns, and not too far from the slow critics.
-        logits = self.critics(params, fixed(vector[:-1]), skills)
-        slow = self.bins.mean(self.critics(target, fixed(vector[:-1]), skills))
+        logits = self.critics(params, fixed(vector), skills)[:-1]
+        slow = self.bins.mean(self.critics(target, fixed(vector[:-1]), skills[:-1]))
         towards = self.bins.loss(logits, fixed(averages)) + config.slow_scale * self.bins.loss(logits, fixed(slow))
         loss_critic, loss_successor = (
             (weight[..., None] * part).sum(axis=-1).mean() for part in (towards[..., :1], towards[..., 1:])
@@ -307,17 +338,19 @@ class QDACMB(SkillObjective):
             "loss/multiplier": loss_multiplier,
             "train/entropy": entropy.mean(),
             "train/value": value.mean(),
-            "train/spread": jnp.percentile(value, 95.0) - jnp.percentile(value, 5.0),
             "train/expected_distance": skill_distance.mean(),
             "train/satisfied": (skill_distance <= threshold).mean(),
             "train/multiplier": multiplier.mean(),
             "train/threshold": threshold,
         }
+        if self.divides_returns:
+            metrics["train/spread"] = jnp.percentile(value, 95.0) - jnp.percentile(value, 5.0)
         return loss_model + loss_critic + loss_successor + loss_actor + loss_multiplier, metrics
 
     def update(self, state: State, steps: Sequences, key: Array) -> tuple[State, dict[str, Array]]:
         """Returns the state after one gradient step of every network, and metrics."""
-        steps = steps._replace(feature=self.normalize(steps.feature))
+        obs, feature = self.scale_obs(state.moments, steps.obs), self.normalize(steps.feature)
+        steps = steps._replace(obs=obs, feature=feature)
         gradients, metrics = jax.grad(self.losses, has_aux=True)(
             state.params, state.target, state.num_updates, steps, key
         )
@@ -327,8 +360,10 @@ class QDACMB(SkillObjective):
             name: optax.incremental_update(params[name], state.target[name], self.config.target_rate)
             for name in self.critic_names
         }
-        target["spread"] = optax.incremental_update(metrics["train/spread"], state.target["spread"], SPREAD_RATE)
-        return State(params, target, optimizer, state.num_updates + 1), metrics
+        target["spread"] = optax.incremental_update(
+            metrics.get("train/spread", jnp.zeros(())), state.target["spread"], SPREAD_RATE
+        )
+        return State(params, target, optimizer, state.moments, state.num_updates + 1), metrics
 
 
 LAPTOP = Config(
@@ -344,16 +379,20 @@ LAPTOP = Config(
     head_sizes=(128, 128),
     num_bins=41,
     bin_limit=5.0,
-    batch_size=16,
+    batch_size=64,
     sequence_length=16,
+    num_starts=128,
+    normalize_observations=True,
+    feature_scale=5.0,
     learning_rate=3e-4,
     model_learning_rate=1e-3,
     multiplier_learning_rate=3e-3,
     shared_critics=True,
     death="apart",
-    discount=0.99,
+    discount=None,
+    feature_discount=None,
     initial_discount=None,
-    discount_updates=30_000,
+    discount_updates=12_000,
 )
 """An hour on 2 cores; docs/recipe.md."""
 

@@ -5,6 +5,7 @@ A latent state is (h, x): h is what a GRU remembers, x a number of categorical v
     h' = f(h, x, a)      x' ~ q(x' | h', o')  where o' is observed,  x' ~ p(x' | h')  where it is imagined
 
 Heads read from (h, x) the observation and the feature, and from (h, x, a) the reward and whether the episode goes on.
+Observations go in and come out scaled, as whoever uses the model sees fit; by symlog in DreamerV3.
 DreamerV3 reads the last two from the state that follows; here the state after an end need not exist.
 """
 
@@ -20,7 +21,7 @@ import optax
 from qdac import nets
 from qdac.errors import UserError
 from qdac.replay import Sequences
-from qdac.twohot import Bins, symlog
+from qdac.twohot import Bins
 from qdac.types import Array, Params
 
 
@@ -52,6 +53,8 @@ class ModelConfig:
     """Weight of the loss that teaches the imagined latents to be like the observed ones."""
     representation_scale: float = 0.1
     """Weight of the loss that keeps the observed latents close to what can be imagined."""
+    feature_scale: float = 1.0
+    """Weight of the loss of the features, a few numbers beside the many of an observation."""
 
     def __post_init__(self) -> None:
         for name in ("memory_size", "latents", "model_width", "bin_limit"):
@@ -63,7 +66,7 @@ class ModelConfig:
         for name in ("encoder_sizes", "head_sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise UserError(f"{name} should be positive widths, got {getattr(self, name)}")
-        for name in ("free_nats", "dynamics_scale", "representation_scale"):
+        for name in ("free_nats", "dynamics_scale", "representation_scale", "feature_scale"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         if not 0 < self.unimix < 1:
@@ -146,7 +149,7 @@ class WorldModel:
 
     def encode(self, params: dict[str, Params], obs: Array) -> Array:
         """Returns what the posterior reads of observations."""
-        return _hidden(params["encoder"], symlog(obs))
+        return _hidden(params["encoder"], obs)
 
     def remember(self, params: dict[str, Params], latent: Latent, action: Array) -> Array:
         """Returns the memory h' after actions in latent states."""
@@ -184,7 +187,7 @@ class WorldModel:
     # Heads.
 
     def decode(self, params: dict[str, Params], vector: Array) -> Array:
-        """Returns the symlog of the observations."""
+        """Returns the observations."""
         return nets.apply_silu_mlp(params["decoder"], vector)
 
     def feature(self, params: dict[str, Params], vector: Array) -> Array:
@@ -225,14 +228,15 @@ class WorldModel:
         prior = self.prior(params, latent.memory)
         reward, goes_on = self.outcome(params, vector, steps.action)
         parts = {
-            "observation": jnp.square(self.decode(params, vector) - symlog(steps.obs)).sum(axis=-1),
+            "observation": jnp.square(self.decode(params, vector) - steps.obs).sum(axis=-1),
             "reward": self.bins.loss(reward, steps.reward),
             "feature": self.bins.loss(self.feature(params, vector), steps.feature).sum(axis=-1),
             "end": optax.sigmoid_binary_cross_entropy(goes_on, 1.0 - steps.terminated),
             "dynamics": jnp.maximum(kl_divergence(fixed(posterior), prior), config.free_nats),
             "representation": jnp.maximum(kl_divergence(posterior, fixed(prior)), config.free_nats),
         }
-        scales = {"dynamics": config.dynamics_scale, "representation": config.representation_scale}
+        names = ("dynamics", "representation", "feature")
+        scales = {name: getattr(config, f"{name}_scale") for name in names}
         means = {name: part.mean() for name, part in parts.items()}
         total = sum(scales.get(name, 1.0) * mean for name, mean in means.items())
         return total, latent, means
