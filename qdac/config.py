@@ -44,8 +44,8 @@ class TrainConfig:
     eval_skills: int = 128
     """Skills of the grid executed in each of them, once each."""
     keep: Literal["last", "best"] = "last"
-    """The policy that policy.safetensors holds in the end: the last one, or that of the evaluation with the largest
-    share of skills achieved (the latest of equals)."""
+    """The policy that policy.safetensors holds in the end: the last one, or the latest whose share of skills achieved is
+    within a standard error of the largest in an evaluation."""
     checkpoint_minutes: float = 10.0
     """Time between checkpoints; has no influence on the results. May change when a run is resumed."""
     loggers: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ class Training:
         self.state: Any = None
         self.means = Means()
         self.best: float | None = None
-        """The share of skills achieved by the policy that is kept, where that is the best."""
+        """The largest share of skills achieved so far, where the best policy is kept."""
         self.compiled: set[str] = set()
         self.saved_step = -1
         self.start_time = time.monotonic()
@@ -191,10 +191,12 @@ class Training:
         timing = {"wall_seconds": self.wall_seconds, "steps_per_second": self.step / self.wall_seconds}
         run.log(self.step, row, timing)
         # Not the row at the end of a budget: a run with a larger one does not have it.
-        if self.config.keep == "best" and self.is_row_due() and scores["achieved"] >= (self.best or 0.0):
-            self.check_finite(_not_finite(params), run)
-            self.best = scores["achieved"]
-            run.save_policy(params, self.origin)
+        if self.config.keep == "best" and self.is_row_due():
+            self.best = max(self.best or 0.0, scores["achieved"])
+            error = math.sqrt(self.best * (1.0 - self.best) / len(self.eval_skills))
+            if scores["achieved"] >= self.best - error:
+                self.check_finite(_not_finite(params), run)
+                run.save_policy(params, self.origin)
         progress.update(self.step, row, is_evaluation=True)
         self.means = Means()
 
