@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any, Literal
+
+import numpy as np
 
 from qdac.agents import get_algorithm, get_preset
 from qdac.errors import UserError, check_seed, unknown_name
@@ -44,8 +49,8 @@ class TrainConfig:
     eval_skills: int = 128
     """Skills of the grid executed in each of them, once each."""
     keep: Literal["last", "best"] = "last"
-    """The policy that policy.safetensors holds in the end: the last one, or the latest whose share of skills achieved is
-    within a standard error of the largest in an evaluation."""
+    """The policy that policy.safetensors holds in the end: the last one, or the latest whose share of skills achieved
+    is within a standard error of the largest in an evaluation."""
     checkpoint_minutes: float = 10.0
     """Time between checkpoints; has no influence on the results. May change when a run is resumed."""
     loggers: tuple[str, ...] = ()
@@ -102,9 +107,38 @@ def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainCo
     for name in overrides:
         if name not in of_agent | of_run:
             raise unknown_name("config field", name, of_agent | of_run)
-    values = _with_tuples(overrides)
+    hints = typing.get_type_hints(type(config)) | typing.get_type_hints(type(config.agent))
+    values = {name: _typed(name, value, hints[name]) for name, value in overrides.items()}
     agent = dataclasses.replace(config.agent, **{name: values[name] for name in of_agent & values.keys()})
     return dataclasses.replace(config, agent=agent, **{name: values[name] for name in of_run & values.keys()})
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Returns the value as a field of the type holds it (2e6 is an int too), or raises a UserError if it cannot."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind is types.UnionType:
+        if value is None and type(None) in inner:
+            return None
+        (hint,) = (part for part in inner if part is not type(None))
+        return _typed(name, value, hint)
+    if kind is Literal:
+        if value in inner:
+            return value
+        raise unknown_name(name, str(value), inner)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if kind is tuple and isinstance(value, (list, tuple)):
+        return tuple(_typed(name, part, inner[0]) for part in value)
+    if hint is int and is_number and float(value).is_integer():
+        return int(value)
+    if hint is float and is_number:
+        return float(value)
+    if hint is bool and isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if hint is str and isinstance(value, str):
+        return value
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    expected = words.get(hint) or f"a sequence, each of it {words[inner[0]]}"
+    raise UserError(f"{name} should be {expected}, got {value!r}")
 
 
 def from_dict(saved: Mapping[str, Any]) -> TrainConfig:

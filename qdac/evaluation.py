@@ -20,10 +20,11 @@ from qdac import metrics, rollout
 from qdac.cells import grid_cells
 from qdac.config import from_dict
 from qdac.errors import UserError, check_seed
+from qdac.files import explained, write_json
 from qdac.progress import Progress
 from qdac.report.figures import save_evaluation_figures
 from qdac.report.spaces import describe_space
-from qdac.runs import open_run, read_tensor_file, unflatten, write_json
+from qdac.runs import open_run, read_tensor_file, unflatten
 from qdac.types import Array, Params, Policy, SkillSpace, Task
 
 ROUND_STEPS = 10
@@ -156,6 +157,7 @@ def load(path: str | Path, task: str | Task | None = None) -> TrainedPolicy:
     path = Path(path)
     if path.is_dir():
         run, path = open_run(path), path / "policy.safetensors"
+        task = task or run.config["task"]
         if not path.exists():
             raise UserError(
                 f"{run.path} has no policy yet, it is written with the first checkpoint; "
@@ -242,8 +244,11 @@ def save_evaluation(evaluation: PolicyEvaluation, task: Task, folder: str | Path
     evaluation.json also says what reports need to know of the task, so that they need not make it.
     """
     table, scores = Path(folder) / "evaluation.csv", Path(folder) / "evaluation.json"
-    table.parent.mkdir(parents=True, exist_ok=True)
+    with explained(folder, "create the folder"):
+        table.parent.mkdir(parents=True, exist_ok=True)
     evaluation.save(table)
     drawn_with = {"d_eval": task.d_eval, "skill_space": describe_space(task.skill_space, task.feature_names)}
     write_json(scores, {**evaluation.summary, **drawn_with})
-    return [table, scores, *save_evaluation_figures(evaluation, task, Path(folder) / "figures")]
+    figures = Path(folder) / "figures"
+    with explained(figures, "write the figures to"):
+        return [table, scores, *save_evaluation_figures(evaluation, task, figures)]

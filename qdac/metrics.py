@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from qdac.cells import Cells
 from qdac.errors import UserError
+from qdac.files import write_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,11 @@ class Evaluation:
         columns |= {f"observed_{i}": column for i, column in enumerate(observed.T)}
         columns["return"] = np.asarray(self.returns, np.float32).ravel()
         columns["length"] = np.asarray(self.lengths, np.int32).ravel()
-        partial = Path(f"{path}.partial")
-        with open(partial, "w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
-        partial.replace(path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        write_file(path, text.getvalue().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:

@@ -12,8 +12,9 @@ from time import monotonic
 from typing import Self, TextIO
 
 import rich.progress
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Column
+from rich.text import Text
 
 HEADLINES = {
     "eval/mean_distance": "skill distance {:.3g}",
@@ -49,7 +50,7 @@ class Progress:
         self._bar = None
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _make_bar(self._stream)
-            self._bar_task = self._bar.add_task("", total=total_steps, completed=start_step)
+            self._bar_task = self._bar.add_task("", total=total_steps, completed=start_step, headlines="")
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -69,13 +70,13 @@ class Progress:
         for name in HEADLINES.keys() & metrics.keys():
             self._headlines[name] = HEADLINES[name].format(float(metrics[name]))
         if self._bar:
-            last_step = self._last_step(self._rate())
             self._bar.update(
-                self._bar_task, completed=self._step, total=last_step, description=self._status()
+                self._bar_task, completed=self._step, total=self._last_step(self._rate()),
+                description=self._counts_text(), headlines=self._headlines_text(),
             )
         elif is_evaluation or monotonic() - self._last_line_time >= self._interval:
             self._last_line_time = monotonic()
-            self.message(self._status())
+            self.message("  ".join(filter(None, [self._counts_text(), self._headlines_text()])))
 
     def message(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -98,7 +99,7 @@ class Progress:
         self._has_compiled = True
         self.message(f"compiled {what} in {seconds:.1f} s")
         if self._bar:
-            self._bar.update(self._bar_task, description=self._status())
+            self._bar.update(self._bar_task, description=self._counts_text())
 
     def _rate(self) -> float:
         """Returns the steps a second since the last compilation, 0 while there is nothing to measure."""
@@ -111,21 +112,32 @@ class Progress:
             return self._total_steps
         return min(self._total_steps, self._step + rate * max(self._end_time - monotonic(), 0.0))
 
-    def _status(self) -> str:
+    def _counts_text(self) -> str:
         rate, remaining = self._rate(), "?"
         if rate > 0:
             seconds = max(self._last_step(rate) - self._step, 0) / rate
             remaining = str(datetime.timedelta(seconds=round(seconds)))
         counts = [f"{self._step:,}/{self._total_steps:,} {self._unit}"]
         counts += [f"{rate:,.0f} {self._unit}/s"] if rate > 0 else []
-        counts += [f"ETA {remaining}"]
-        headlines = [self._headlines[name] for name in HEADLINES if name in self._headlines]
-        return "  ".join(counts + headlines)
+        return "  ".join([*counts, f"ETA {remaining}"])
+
+    def _headlines_text(self) -> str:
+        return "  ".join(self._headlines[name] for name in HEADLINES if name in self._headlines)
+
+
+class _TwoLines(rich.progress.Progress):
+    """A bar and counts, and below them the headlines: 80 columns are enough for both."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if task.fields["headlines"]:
+                yield Text(task.fields["headlines"], no_wrap=True, overflow="ellipsis")
 
 
 def _make_bar(stream: _ForgivingStream) -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.BarColumn(bar_width=20),
+    return _TwoLines(
+        rich.progress.BarColumn(bar_width=10),
         rich.progress.TimeElapsedColumn(),
         rich.progress.TextColumn(
             "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")

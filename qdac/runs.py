@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -38,6 +37,7 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from qdac.errors import UserError
+from qdac.files import explained, json_bytes, read_json, sync, write_bytes, write_file, write_json
 from qdac.loggers import Logger, check_loggers, start_loggers
 
 FORMAT = 1
@@ -60,7 +60,7 @@ def create_run(path: str | Path, config: dict, loggers: tuple[str, ...] = ()) ->
     """Returns a new run in `path`, which must be empty or not exist; `config` must be JSON."""
     path = Path(path)
     check_loggers(loggers)
-    with _explained(path, "create the run folder", "choose another --out"):
+    with explained(path, "create the run folder", "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
         is_empty = not any(path.iterdir())
     if not is_empty:
@@ -79,13 +79,13 @@ def open_run(path: str | Path, loggers: tuple[str, ...] = ()) -> Run:
     path = Path(path)
     check_loggers(loggers)
     config_path = path / "config.json"
-    with _explained(config_path, "read"):
+    with explained(config_path, "read"):
         if not config_path.is_file():
             raise UserError(
                 f"{path} is no run folder: it has no config.json; give one that `qdac train` made"
             )
         try:
-            saved = _read_json(config_path, {"format", "config"})
+            saved = read_json(config_path, {"format", "config"})
         except ValueError as error:
             raise UserError(f"{config_path} is damaged ({error}); restore it or start another run") from error
     _check_format(saved["format"], config_path)
@@ -133,7 +133,7 @@ class Run:
             _csv_text(path, step, row) for path, row in zip(self._csv_paths, (metrics, timing), strict=True)
         ]
         for path, text in zip(self._csv_paths, texts, strict=True):
-            with _explained(path, "write", num_bytes=len(text)), path.open("a", newline="") as file:
+            with explained(path, "write", num_bytes=len(text)), path.open("a", newline="") as file:
                 file.write(text)
         for logger in self.loggers:
             logger(step, {**metrics, **timing})
@@ -148,7 +148,7 @@ class Run:
         partial = self._checkpoints / "partial"
         replaced = self._checkpoints / f"{final.name}.replaced"
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        with _explained(final, "write the checkpoint", num_bytes=num_bytes):
+        with explained(final, "write the checkpoint", num_bytes=num_bytes):
             shutil.rmtree(partial, ignore_errors=True)
             try:
                 partial.mkdir(parents=True)
@@ -157,7 +157,7 @@ class Run:
                     shutil.rmtree(replaced, ignore_errors=True)
                     os.replace(final, replaced)
                 os.replace(partial, final)
-                _sync(self._checkpoints)
+                sync(self._checkpoints)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             complete = [folder for folder in self._checkpoint_folders() if folder.name.isdigit()]
@@ -171,7 +171,7 @@ class Run:
         if self._checkpoint_folders():
             return False
         for path in (*self._csv_paths, self.path / "archive.safetensors"):
-            with _explained(path, "remove"):
+            with explained(path, "remove"):
                 path.unlink(missing_ok=True)
         return True
 
@@ -190,7 +190,7 @@ class Run:
                 warn(f"checkpoint {folder} is damaged ({error}); trying the one before it")
                 continue
             tensors_path = folder / "tensors.safetensors"
-            with _explained(tensors_path, "read"), safe_open(tensors_path, framework="np") as file:
+            with explained(tensors_path, "read"), safe_open(tensors_path, framework="np") as file:
                 tree = _restore(template, file.keys(), file.get_tensor, str(folder))
             for path in self._csv_paths:
                 _rewind(path, saved["csv_sizes"][path.name], warn)
@@ -211,7 +211,7 @@ class Run:
 
     def _checkpoint_folders(self) -> list[Path]:
         """Returns the checkpoints, newest first, among them any that a killed save was replacing."""
-        with _explained(self._checkpoints, "read"):
+        with explained(self._checkpoints, "read"):
             names = os.listdir(self._checkpoints) if self._checkpoints.exists() else []
         ours = [name for name in names if re.fullmatch(r"\d{12}(\.replaced)?", name)]
         return [self._checkpoints / name for name in sorted(ours, reverse=True)]
@@ -223,7 +223,7 @@ class Run:
         _save_tensors(tensors_path, tensors)
         for path in self._csv_paths:
             if path.exists():
-                _sync(path)
+                sync(path)
         saved = {
             "format": CHECKPOINT_FORMAT,
             "step": step,
@@ -231,26 +231,25 @@ class Run:
             "csv_sizes": {path.name: path.stat().st_size if path.exists() else 0 for path in self._csv_paths},
             "metadata": metadata,
         }
-        saved["own_sha256"] = hashlib.sha256(_json_bytes(saved)).hexdigest()
-        _write_file(folder / "metadata.json", _json_bytes(saved))
+        saved["own_sha256"] = hashlib.sha256(json_bytes(saved)).hexdigest()
+        write_bytes(folder / "metadata.json", json_bytes(saved))
         # safetensors leaves its files readable to their owner only.
         shutil.copymode(folder / "metadata.json", tensors_path)
-        _sync(tensors_path)
+        sync(tensors_path)
 
 
 def write_tensor_file(path: Path, tree: Tree, metadata: dict, kind: str = "policy") -> None:
     """Writes a pytree of arrays and, in the file's header, JSON metadata, all or nothing."""
     header = {FORMAT_KEYS[kind]: str(FORMAT), "metadata": json.dumps(metadata)}
     data = safetensors.numpy.save(flatten(tree), header)
-    with _explained(path, "write", num_bytes=len(data)):
-        _write_file(path, data)
+    write_file(path, data)
 
 
 def read_tensor_file(path: str | Path, kind: str = "policy") -> tuple[dict[str, np.ndarray], dict]:
     """Returns the tensors by name and the metadata of a file that `write_tensor_file` wrote."""
     path = Path(path)
     advice = "give a policy.safetensors `qdac train` wrote" if kind == "policy" else f"give a saved {kind}"
-    with _explained(path, f"read the {kind}"):
+    with explained(path, f"read the {kind}"):
         try:
             with safe_open(path, framework="np") as file:
                 header = file.metadata() or {}
@@ -289,14 +288,6 @@ def config_difference(old: dict, new: dict) -> list[str]:
         for field in {**old, **new}
         if field not in old or field not in new or old[field] != new[field]
     ]
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Writes `value` as indented JSON, all or nothing."""
-    path = Path(path)
-    data = _json_bytes(value)
-    with _explained(path, "write", num_bytes=len(data)):
-        _write_file(path, data)
 
 
 def system_description() -> dict:
@@ -343,9 +334,9 @@ def _restore(template: Tree, names: Iterable[str], read: Callable[[str], np.ndar
 
 def _verified_metadata(folder: Path) -> dict:
     """Returns a checkpoint's metadata.json; raises OSError or ValueError if any of it is damaged."""
-    saved = _read_json(folder / "metadata.json", {"format", "own_sha256"})
+    saved = read_json(folder / "metadata.json", {"format", "own_sha256"})
     own_sha256 = saved.pop("own_sha256")
-    if hashlib.sha256(_json_bytes(saved)).hexdigest() != own_sha256:
+    if hashlib.sha256(json_bytes(saved)).hexdigest() != own_sha256:
         raise ValueError("metadata.json does not match its checksum")
     _check_format(saved["format"], folder / "metadata.json", CHECKPOINT_FORMAT)
     if saved["format"] < CHECKPOINT_FORMAT:
@@ -360,7 +351,7 @@ def _verified_metadata(folder: Path) -> dict:
 
 def _rewind(path: Path, size: int, warn: Callable[[str], None]) -> None:
     """Cuts a CSV back to `size` bytes."""
-    with _explained(path, "rewind"):
+    with explained(path, "rewind"):
         current_size = path.stat().st_size if path.exists() else 0
         if current_size > size:
             os.truncate(path, size)
@@ -371,7 +362,7 @@ def _rewind(path: Path, size: int, warn: Callable[[str], None]) -> None:
 def _csv_text(path: Path, step: int, row: Mapping[str, float]) -> str:
     """Returns the lines to append to a CSV: the row, after the header if the file has none yet."""
     columns = ["step", *row]
-    with _explained(path, "read"):
+    with explained(path, "read"):
         header = []
         if path.exists():
             with path.open(newline="") as file:
@@ -400,45 +391,6 @@ def _check_format(found: Any, path: Path, newest: int = FORMAT) -> None:
         raise UserError(f"{path} has format {found!r}, expected at most {newest}; update qdac to read it")
 
 
-@contextlib.contextmanager
-def _explained(
-    path: Path, action: str, advice: str = "check that it exists and is yours to use", num_bytes: int = 0
-) -> Iterator[None]:
-    """Turns what the operating system refuses into a UserError about `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"disk full: could not {action} {path}, which needs {num_bytes:,} bytes; free some space"
-            ) from error
-        raise UserError(f"could not {action} {path}: {error.strerror or error}; {advice}") from error
-
-
-def _read_json(path: Path, fields: set[str]) -> dict:
-    """Returns the object in a JSON file; ValueError if it is anything else or lacks a field."""
-    value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict) or not fields <= value.keys():
-        raise ValueError(f"{path.name} lacks {' or '.join(sorted(fields))}")
-    return value
-
-
-def _json_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Writes a file, all or nothing."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        _sync(partial)
-        os.replace(partial, path)
-        _sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _save_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     try:
         safetensors.numpy.save_file(dict(tensors), path)
@@ -448,15 +400,6 @@ def _save_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _file_sha256(path: Path) -> str:

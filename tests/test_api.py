@@ -12,6 +12,7 @@ import tiny
 
 import qdac
 from examples.point_mass import point_mass
+from qdac.config import default_config, with_overrides
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,32 @@ def test_unknown_fields_are_answered_with_the_nearest(tmp_path):
     with pytest.raises(qdac.UserError, match="did you mean 'learning_rate'"):
         qdac.train(tiny.TASK, out=tmp_path / "run", learning_rat=1.0)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("keep", "bset", "unknown keep 'bset'; did you mean 'best'"), ("death", "never", "unknown death 'never'"),
+        ("batch_size", 2.5, "batch_size should be a whole number, got 2.5"),
+        ("steps", "many", "steps should be a whole number, got 'many'"),
+        ("discount", "long", "discount should be a number, got 'long'"),
+        ("relabel", 1, "relabel should be True or False, got 1"), ("seed", True, "seed should be a whole number"),
+        ("hidden_sizes", 64, "hidden_sizes should be a sequence, each of it a whole number, got 64"),
+        ("hidden_sizes", [64, "x"], "hidden_sizes should be a whole number, got 'x'"),
+        ("backend", 3, "backend should be a text, got 3"), ("learning_rate", None, "learning_rate should be a number"),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_refused(tmp_path, field, value, message):
+    with pytest.raises(qdac.UserError, match=message):
+        qdac.train(tiny.TASK, out=tmp_path / "run", **{field: value})
+    assert not (tmp_path / "run").exists()
+
+
+def test_values_are_held_as_their_field_has_them():
+    values = {"steps": 2e6, "discount": 0, "hidden_sizes": [np.int64(64), 32.0], "n_step": None}
+    config = with_overrides(default_config(), values | {"max_minutes": np.float32(2)})
+    found = [config.steps, config.agent.discount, config.agent.hidden_sizes, config.agent.n_step, config.max_minutes]
+    assert repr(found) == "[2000000, 0.0, (64, 32), None, 2.0]"
 
 
 def test_names_are_listed_and_wrong_ones_refused():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +62,18 @@ class Tall(PointMass):
 
 
 wrong_obs = with_env(Tall())
+
+
+class Forgetful(PointMass):
+    def step(self, state, action):
+        return {"state": state}["info"]
+
+
+forgetful = with_env(Forgetful())
+
+
+def unmade():
+    raise RuntimeError("no robot here")
 """
 
 
@@ -153,6 +167,8 @@ def test_a_full_disk(command, monkeypatch, tmp_path, when):
         ("wrong_obs", "state.obs at reset should be (7,), got (4,)"),
         ("not_a_task", "could not be made"),
         ("absent", "module 'faulty_tasks' has no 'absent'"),
+        ("forgetful", "reset, step or feature cannot be traced: KeyError: 'info' ("),
+        ("unmade", "could not be made with options {}: RuntimeError: no robot here ("),
     ],
 )
 def test_a_custom_task_that_does_not_fit(refused, faulty_tasks, tmp_path, name, message):
@@ -160,6 +176,23 @@ def test_a_custom_task_that_does_not_fit(refused, faulty_tasks, tmp_path, name, 
     line = refused("train", "--task", f"faulty_tasks:{name}", "--preset", "debug", "--out", out)
     assert message in line
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("def task(:", "SyntaxError: invalid syntax ("), ("1 / 0", "ZeroDivisionError: division by zero ("),
+        ("import qdac\nqdac.no_such_name", "AttributeError: "), ("from qdac import nowhere", "ImportError: "),
+    ],
+)  # fmt: skip
+def test_a_module_that_cannot_be_imported(refused, tmp_path, monkeypatch, source, message):
+    (tmp_path / "broken_task.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_task", raising=False)
+    line = refused("train", "--task", "broken_task:task", "--out", tmp_path / "run")
+    assert "module 'broken_task' cannot be imported" in line and message in line
+    assert f"{tmp_path / 'broken_task.py'}, line" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_task_object_that_does_not_fit(tmp_path):
@@ -211,6 +244,15 @@ def test_a_policy_of_another_task(refused, trained):
     assert contents(trained) == before
 
 
+def test_a_policy_of_another_task_in_a_run_folder(refused, trained_copy):
+    config = json.loads((trained_copy / "config.json").read_text())
+    config["config"]["task"] = "ant_velocity"
+    (trained_copy / "config.json").write_text(json.dumps(config))
+    before = contents(trained_copy)
+    assert f"was trained on the task '{tiny.TASK}', not on 'ant_velocity'" in refused("evaluate", trained_copy)
+    assert contents(trained_copy) == before
+
+
 def test_a_policy_of_a_newer_format(refused, trained, tmp_path):
     path = tmp_path / "policy.safetensors"
     with safetensors.safe_open(trained / "policy.safetensors", framework="np") as file:
@@ -228,6 +270,19 @@ def test_a_truncated_policy(refused, trained, tmp_path, num_bytes):
 def test_a_run_without_a_policy_yet(refused, trained_copy):
     (trained_copy / "policy.safetensors").unlink()
     assert "has no policy yet" in refused("evaluate", trained_copy)
+
+
+def test_a_full_disk_while_an_evaluation_is_written(command, trained_copy, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("evaluation.csv", "evaluation.json"):
+        (trained_copy / name).write_text("mine")
+    monkeypatch.setattr(os, "fsync", full)
+    line = error_line(command("evaluate", trained_copy, "--rollouts", "1"))
+    assert "disk full" in line and "evaluation.csv" in line
+    assert (trained_copy / "evaluation.csv").read_text() == (trained_copy / "evaluation.json").read_text() == "mine"
+    assert not list(trained_copy.glob("*.partial"))
 
 
 def test_an_evaluation_that_cannot_be_written(command, trained, tmp_path):

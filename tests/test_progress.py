@@ -115,6 +115,21 @@ def test_live_bar_shows_status_and_messages():
     assert "5,000/10,000 steps" in text and "achieved 50%" in text
 
 
+def test_80_columns_are_enough(monkeypatch, clock):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    with Progress(100_007_936, stream=stream, max_seconds=3600) as progress:
+        clock.now += 1234
+        progress.update(
+            23_456_789, {"eval/mean_distance": 0.1234, "eval/achieved": 0.5, "eval/mean_return": -1234.5,
+                         "train/multiplier": 0.9876},
+        )  # fmt: skip
+    text = stream.getvalue()
+    assert "23,456,789/100,007,936 steps  19,009 steps/s  ETA 0:39:26" in text
+    assert "skill distance 0.123  achieved 50%  return -1234  multiplier 0.988" in text
+    assert "\u2026" not in text
+
+
 @pytest.mark.parametrize("columns", ["1", "12", "nonsense"])
 def test_narrow_terminals_are_survived(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from qdac import runs
+from qdac import files, runs
 from qdac.errors import UserError
 from qdac.runs import config_difference, create_run, open_run, read_tensor_file, unflatten
 
@@ -365,7 +365,7 @@ def test_a_full_disk_while_syncing(run, monkeypatch, code):
         with pytest.raises(UserError, match=r"disk full.*000000000002.*8,000 bytes"):
             run.save_checkpoint(2, np.ones(1000), {})
         with pytest.raises(UserError, match=r"disk full.*evaluation.json"):
-            runs.write_json(run.path / "evaluation.json", {})
+            files.write_json(run.path / "evaluation.json", {})
     assert checkpoint_names(run) == ["000000000001"]
     assert not list(run.path.glob("*.partial"))
     assert_same_bits(run.load_checkpoint(np.ones(1000))[0], np.ones(1000))

@@ -18,7 +18,7 @@ import pytest
 from probes import Clock, clock_task
 
 from qdac.errors import UserError
-from qdac.tasks import check_task, locomotion, make_task, task_names, task_summaries
+from qdac.tasks import check_task, locomotion, make_task
 from qdac.types import Box, Circle
 
 RECORDED = np.load(Path(__file__).parent / "data" / "brax_0.9.1_spring_trajectories.npz", allow_pickle=False)
@@ -49,7 +49,7 @@ class Replayed(NamedTuple):
 @functools.cache
 def replayed(robot: str) -> Replayed:
     """Returns the robot's recorded actions replayed, with the features of all its tasks: compiles once."""
-    names = [name for name in task_names() if name.startswith(robot)]
+    names = [name for name in locomotion.SPECS if name.startswith(robot)]
     tasks = [make_task(name, reset_noise_scale=0.0, debug=True) for name in names]
 
     def observe(state):
@@ -102,8 +102,8 @@ def test_jump_is_the_lowest_contact_point_brax_reports():
 
 
 def test_names_and_summaries_cover_the_papers_six_tasks():
-    assert sorted(task_names()) == sorted(TABLE) == sorted(task_summaries())
-    assert all(task_summaries().values())
+    assert sorted(locomotion.SPECS) == sorted(TABLE)
+    assert all(spec.summary for spec in locomotion.SPECS.values())
 
 
 @pytest.mark.parametrize("name", TABLE)

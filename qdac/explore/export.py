@@ -13,6 +13,7 @@ import numpy as np
 from qdac.errors import UserError
 from qdac.explore.catalogue import Entry, skill_fault
 from qdac.explore.episodes import MAX_SEED
+from qdac.files import explained, write_file
 from qdac.progress import Progress
 from qdac.types import SkillSpace
 
@@ -37,7 +38,8 @@ def export(entries: Sequence[Entry], folder: Path, skills: str = DEFAULT_SKILLS,
         raise UserError(f"--seed should be from 0 to {MAX_SEED}, got {seed}")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--export should name a folder, but {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
+    with explained(folder, "create the folder"):
+        folder.mkdir(parents=True, exist_ok=True)
     total = sum(map(len, chosen))
     episodes: list[list[dict[str, Any]]] = [[] for _ in entries]
     with Progress(total, unit="episodes") as progress:
@@ -48,9 +50,8 @@ def export(entries: Sequence[Entry], folder: Path, skills: str = DEFAULT_SKILLS,
                 done = sum(map(len, episodes))
                 progress.update(done, {}, is_evaluation=done == total)
     data = {"runs": [entry.description() for entry in entries], "episodes": episodes, "seed": seed}
-    page, partial = folder / "index.html", folder / "index.html.partial"
-    partial.write_text(inline(data), encoding="utf-8")
-    partial.replace(page)
+    page = folder / "index.html"
+    write_file(page, inline(data).encode())
     return page
 
 

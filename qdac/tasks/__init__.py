@@ -4,6 +4,6 @@ import contextlib
 import io
 
 with contextlib.redirect_stdout(io.StringIO()):  # MuJoCo prints that it found no Warp, which we do not use.
-    from qdac.tasks.registry import check_task, make_task, task_names, task_summaries
+    from qdac.tasks.registry import check_task, make_task
 
-__all__ = ["check_task", "make_task", "task_names", "task_summaries"]
+__all__ = ["check_task", "make_task"]

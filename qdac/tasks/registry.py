@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,15 +15,6 @@ import jax.numpy as jnp
 from qdac.errors import UserError, unknown_name
 from qdac.tasks import locomotion
 from qdac.types import Task
-
-
-def task_names() -> list[str]:
-    return list(locomotion.SPECS)
-
-
-def task_summaries() -> dict[str, str]:
-    """Returns one line for each task: what the robot does and which skills are asked for."""
-    return {name: spec.summary for name, spec in locomotion.SPECS.items()}
 
 
 def make_task(name: str | Task, **options: Any) -> Task:
@@ -49,25 +42,44 @@ def _import_task(path: str, options: dict[str, Any]) -> Task:
     module_name, _, attribute = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if not module_name or module_name.startswith(".") or not attribute:
+        raise UserError(f"expected a task as my_module:my_task, got {path!r}")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(
             f"task {path!r}: no module {error.name!r}; run where it can be imported or set PYTHONPATH"
         ) from error
-    except (TypeError, ValueError) as error:
-        raise UserError(f"expected a task as my_module:my_task, got {path!r} ({error})") from error
-    except AttributeError as error:
-        raise UserError(f"task {path!r}: module {module_name!r} has no {attribute!r}") from error
+    except Exception as error:  # Whatever the user's own code raises.
+        raise UserError(f"task {path!r}: module {module_name!r} cannot be imported: {_said(error)}") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise UserError(f"task {path!r}: module {module_name!r} has no {attribute!r}")
     if isinstance(found, Task) and options:
         raise UserError(f"task {path!r} is a ready-made Task and takes no options, got {options}; give a function")
     try:
         task = found if isinstance(found, Task) else found(**options)
-    except TypeError as error:
-        raise UserError(f"task {path!r} could not be made with options {options}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # Whatever the user's own code raises.
+        raise UserError(f"task {path!r} could not be made with options {options}: {_said(error)}") from error
     if not isinstance(task, Task):
         raise UserError(f"task {path!r}: expected a qdac.Task, got {type(task).__name__}")
     return task
+
+
+def _said(error: Exception) -> str:
+    """Returns in one line what an error in the code of a task says, and where that code has it."""
+    line = next(iter(str(error).splitlines()), "")
+    text = line if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {line}"
+    if isinstance(error, SyntaxError):
+        return f"{text} ({error.filename}, line {error.lineno})"
+    elsewhere = ("site-packages", os.path.dirname(importlib.__file__), str(Path(__file__).parents[1]), "<frozen")
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__)
+        if not any(part in frame.filename for part in elsewhere)
+    ]
+    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
 
 
 def check_task(task: Task) -> None:
@@ -82,9 +94,10 @@ def check_task(task: Task) -> None:
         action = jax.ShapeDtypeStruct((task.action_size,), jnp.float32)
         next_state = jax.eval_shape(task.step, state, action)
         feature = jax.eval_shape(task.feature, state)
-    except (TypeError, ValueError, AttributeError) as error:
-        line = str(error).splitlines()[0]
-        raise UserError(f"task {task.name!r}: reset, step or feature cannot be traced: {line}") from error
+    except UserError:
+        raise
+    except Exception as error:  # Whatever the user's own code raises.
+        raise UserError(f"task {task.name!r}: reset, step or feature cannot be traced: {_said(error)}") from error
     obs_shape = (task.env.observation_size,)
     expect("state.obs at reset", state.obs.shape, obs_shape)
     expect("state.obs after step", next_state.obs.shape, obs_shape)
