@@ -30,8 +30,9 @@ lint: $(READY) ## run ruff
 bench: $(READY) ## measure the speed on this machine, as JSON
 	@$(PY) -m qdac bench --json $(ARGS)
 
-results: $(READY) ## write the table of results/ into README.md
-	@$(PY) -m qdac.report.results_table results README.md
+results: $(READY) ## write the tables of results/ into README.md and docs/comparison.md
+	@$(PY) -m qdac.report.results_table results/laptop README.md
+	@$(PY) -m qdac.report.results_table results/laptop-2e6 docs/comparison.md
 
 report: $(READY) ## write the reports over results/laptop and results/laptop-2e6 to docs/results and docs/comparison
 	@rm -rf docs/results docs/comparison

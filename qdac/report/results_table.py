@@ -1,7 +1,7 @@
 """The table of results in the README, from the runs in `results/<preset>/<task>/seed*`, and in
 `results/<preset>/<task>/<algorithm>/seed*` for those of other algorithms than qdac.
 
-    python -m qdac.report.results_table results README.md
+    python -m qdac.report.results_table results/laptop README.md
 """
 
 from __future__ import annotations
@@ -40,37 +40,36 @@ FORMS_OF_QDAC = ("qdac", "qdac_ppo")
 WHOLE = ("laptop", "paper")
 """Presets with their own budget; folders of other names hold runs with another one, which have no target."""
 COLUMNS = (
-    "folder", "task", "algorithm", "seed", "training minutes", "env steps", "updates", "rollouts", "achieved",
-    "target achieved", "performance score", "target performance", "best return", "mean distance", "episode length",
+    "task", "algorithm", "seed", "minutes", "env steps", "updates", "rollouts", "achieved", "performance score",
+    "best return", "mean distance", "episode length",
 )  # fmt: skip
 
 
-def results_table(results_folder: str | Path) -> str:
-    """Returns a Markdown table with a row for each finished run, in the order of preset, task, algorithm and seed.
+def results_table(folder: str | Path) -> str:
+    """Returns a Markdown table with a row for each finished run, in the order of task, algorithm and seed.
 
     A run that cannot be read is named on stderr and left out. A score below its target says so.
     """
-    folder = Path(results_folder)
+    folder = Path(folder)
     rows = []
-    for run in (*folder.glob("*/*/seed*/"), *folder.glob("*/*/*/seed*/")):
+    for run in (*folder.glob("*/seed*/"), *folder.glob("*/*/seed*/")):
         try:
             evaluation = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
-            preset = run.relative_to(folder).parts[0]
-            labels = preset, str(evaluation["task"]), str(evaluation["algo"]), int(config["seed"])
-            has_target = preset in WHOLE and evaluation["algo"] in FORMS_OF_QDAC
-            rows.append((*labels, _cells(evaluation, TARGETS.get(labels[1]) if has_target else None)))
+            labels = str(evaluation["task"]), str(evaluation["algo"]), int(config["seed"])
+            has_target = folder.name in WHOLE and evaluation["algo"] in FORMS_OF_QDAC
+            rows.append((*labels, _cells(evaluation, TARGETS.get(labels[0]) if has_target else None)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"left out {run}: {type(error).__name__}: {error}", file=sys.stderr)
     if not rows:
-        raise UserError(f"no finished run in {results_folder}/<preset>/<task>/seed*; train one first")
+        raise UserError(f"no finished run in {folder}/<task>/seed*; train one first")
     tasks = list(TARGETS)
 
     def order(row: tuple) -> tuple:
-        preset, task, algo, seed, _ = row
-        return preset, tasks.index(task) if task in tasks else len(tasks), task, algo != "qdac", algo, seed
+        task, algo, seed, _ = row
+        return tasks.index(task) if task in tasks else len(tasks), task, algo != "qdac", algo, seed
 
-    lines = [COLUMNS, ["---"] * 3 + ["---:"] * (len(COLUMNS) - 3)]
+    lines = [COLUMNS, ["---"] * 2 + ["---:"] * (len(COLUMNS) - 2)]
     lines += [(*labels, str(seed), *cells) for *labels, seed, cells in sorted(rows, key=order)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -81,20 +80,19 @@ def _cells(evaluation: dict[str, Any], target: Target | None) -> list[str]:
 
     def score(name: str, form: str) -> str:
         value, least = evaluation[name], goal.get(name)
-        is_miss = least is not None and (value is None or not value >= least)
-        return _text(value, form) + (" **miss**" if is_miss else "")
+        if least is None:
+            return _text(value, form)
+        is_miss = value is None or not value >= least
+        return f"{_text(value, form)}{' **miss**' if is_miss else ''} (target {_text(least, form.replace('.1', '.0'))})"
 
-    best_goal = goal.get("max_return")
     return [
         _text(evaluation["wall_seconds"] / 60, ".0f"),
         _text(evaluation["env_steps"], ",.0f"),
         _text(evaluation["grad_updates"], ",.0f"),
         _text(evaluation["rollouts_per_skill"], ".0f"),
         score("achieved", ".1%"),
-        _text(goal.get("achieved"), ".0%"),
         score("performance_score", ".0f"),
-        _text(goal.get("performance_score"), ".0f"),
-        score("max_return", ".0f") + (f" (target {best_goal:.0f})" if best_goal is not None else ""),
+        score("max_return", ".0f"),
         _text(evaluation["mean_distance"], ".3g"),
         _text(evaluation["mean_episode_length"], ".0f"),
     ]
@@ -118,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m qdac.report.results_table", description="Writes the table of results into a README."
     )
-    parser.add_argument("results", help="folder with <preset>/<task>/seed*/evaluation.json")
+    parser.add_argument("results", help="folder with <task>/seed*/evaluation.json")
     parser.add_argument("readme", help=f"Markdown file with {BEGIN} and {END}")
     arguments = parser.parse_args()
     try:
