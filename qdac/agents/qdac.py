@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from qdac import nets
 from qdac.agents import soft
-from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
+from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.soft import bellman_loss, critic_target, temperature_loss
 from qdac.errors import UserError
 from qdac.replay import Batch
@@ -126,7 +126,7 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
     ) -> tuple[Array, dict[str, Array]]:
         """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
         config, fixed = self.config, jax.lax.stop_gradient
-        discount, threshold = self.discount(num_updates), self.threshold(num_updates)
+        discount = self.discount(num_updates)
         discounts = self.skill_discounts(discount)
         scale, scales = self.output_scale(discount), self.output_scale(discounts)
         skill = self.normalize(batch.skill)
@@ -165,12 +165,8 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
         value, successor = self.critics(judges, batch.obs, action, skill)
         value = value.mean(axis=0) / scale
         distance, skill_distance = self.distances(successor.mean(axis=0) / scales, skill, discounts)
-        if config.multiplier is None:
-            logit = nets.apply_mlp(params["multiplier"], state)[..., 0]
-            multiplier = fixed(jax.nn.sigmoid(logit))
-            loss_multiplier = multiplier_loss(logit, fixed(skill_distance), threshold)
-        else:
-            multiplier, loss_multiplier = jnp.full_like(value, config.multiplier), jnp.zeros(())
+        multiplier = self.multiplier(params, state)
+        loss_multiplier, of_multiplier = self.multiplier_loss(params, state, skill_distance, num_updates)
         is_of_step = config.step_reward_weight and config.skill_critic == "successor"
         weighed = config.step_reward_weight * (1.0 - discount) * value if is_of_step else value
         loss_actor = actor_loss(weighed, distance, multiplier, fixed(temperature), log_prob)
@@ -179,14 +175,10 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
             "loss/critic": loss_critic,
             "loss/successor": loss_successor,
             "loss/actor": loss_actor,
-            "loss/multiplier": loss_multiplier,
             "train/temperature": temperature,
             "train/entropy": -log_prob.mean(),
             "train/value": value.mean(),
-            "train/expected_distance": skill_distance.mean(),
-            "train/satisfied": (skill_distance <= threshold).mean(),
-            "train/multiplier": multiplier.mean(),
-            "train/threshold": threshold,
+            **of_multiplier,
         }
         total = loss_critic + loss_successor + loss_actor + loss_multiplier + loss_temperature
         return total, metrics

@@ -23,7 +23,7 @@ import optax
 
 from qdac import nets
 from qdac.agents.actor import Moments, adam_for_each
-from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
+from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel
 from qdac.errors import UserError
 from qdac.replay import Replay, Sequences, sample_sequences
@@ -279,7 +279,7 @@ class QDACMB(SkillObjective):
     ) -> tuple[Array, dict[str, Array]]:
         """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
         config, fixed = self.config, jax.lax.stop_gradient
-        discount, threshold = config.discount_at(num_updates), self.threshold(num_updates)
+        discount = config.discount_at(num_updates)
         key_model, key_start, key_skill, key_imagine = jax.random.split(key, 4)
 
         loss_model, latent, parts = self.model.loss(params["model"], steps, key_model)
@@ -312,12 +312,8 @@ class QDACMB(SkillObjective):
         # Policy improvement.
         value = averages[..., 0] / (1.0 - discount)
         distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discounts[1:]), skill, discounts[1:])
-        if config.multiplier is None:
-            logit = nets.apply_mlp(params["multiplier"], skill)[..., 0]
-            multiplier = fixed(jax.nn.sigmoid(logit))
-            loss_multiplier = multiplier_loss(logit, fixed(skill_distance), threshold, weight)
-        else:
-            multiplier, loss_multiplier = jnp.full(len(skill), config.multiplier), jnp.zeros(())
+        multiplier = self.multiplier(params, skill)
+        loss_multiplier, of_multiplier = self.multiplier_loss(params, skill, skill_distance, num_updates, weight)
         entropy = (jnp.log(std) + 0.5 * math.log(2.0 * math.pi * math.e)).sum(axis=-1)
         scale = jnp.maximum(1.0, target["spread"]) if self.divides_returns else 1.0
         objective = (1.0 - multiplier) * value / scale - multiplier * distance + config.entropy_scale * entropy
@@ -335,13 +331,9 @@ class QDACMB(SkillObjective):
             "loss/critic": loss_critic,
             "loss/successor": loss_successor,
             "loss/actor": loss_actor,
-            "loss/multiplier": loss_multiplier,
             "train/entropy": entropy.mean(),
             "train/value": value.mean(),
-            "train/expected_distance": skill_distance.mean(),
-            "train/satisfied": (skill_distance <= threshold).mean(),
-            "train/multiplier": multiplier.mean(),
-            "train/threshold": threshold,
+            **of_multiplier,
         }
         if self.divides_returns:
             metrics["train/spread"] = jnp.percentile(value, 95.0) - jnp.percentile(value, 5.0)

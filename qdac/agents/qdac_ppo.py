@@ -27,7 +27,7 @@ import optax
 
 from qdac import nets
 from qdac.agents.actor import Actor, ActorConfig, State
-from qdac.agents.skills import SkillConfig, SkillObjective, multiplier_loss
+from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.soft import bellman_loss
 from qdac.errors import UserError
 from qdac.replay import Replay
@@ -169,9 +169,6 @@ class QDACPPO(SkillObjective, Actor):
             networks["multiplier"] = nets.init_mlp(key_multiplier, sizes, zero_output=True)
         return networks
 
-    def multiplier_logit(self, params: dict[str, Params], state: Array) -> Array:
-        return nets.apply_mlp(params["multiplier"], state)[..., 0]
-
     def draw(self, state: State, replay: Replay, key: Array) -> Rows:
         """Returns a mini-batch of the round. All but which steps are in it is the same for every key."""
         rows = self.judged(state, replay.storage)
@@ -202,10 +199,7 @@ class QDACPPO(SkillObjective, Actor):
             return self.distances(average / (1.0 - skill_discounts), skill, skill_discounts)[0].sum()
 
         direction = jax.grad(total_distance)(value[..., 1:])
-        if config.multiplier is None:
-            multiplier = jax.nn.sigmoid(self.multiplier_logit(params, now))
-        else:
-            multiplier = config.multiplier
+        multiplier = self.multiplier(params, now)
         # Against a sum of distances, the value is a sum too.
         unit = 1.0 if config.skill_critic == "successor" else 1.0 / (1.0 - discount)
         advantage = (1.0 - multiplier) * unit * found[..., 0] - multiplier * (direction * found[..., 1:]).sum(axis=-1)
@@ -238,7 +232,6 @@ class QDACPPO(SkillObjective, Actor):
     ) -> tuple[Array, dict[str, Array]]:
         """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
         config, fixed = self.config, jax.lax.stop_gradient
-        threshold = self.threshold(num_updates)
         discounts = self.skill_discounts(self.discount(num_updates))
         value = nets.apply_mlp(params["critic"], rows.state)
         loss_critic = bellman_loss(value[:, :1], rows.goal[:, :1], in_variances=True)
@@ -253,24 +246,16 @@ class QDACPPO(SkillObjective, Actor):
         _, skill_distance = self.distances(
             fixed(value[:, 1:]) / (1.0 - discounts), self.normalize(rows.skill), discounts
         )
-        if config.multiplier is None:
-            logit = self.multiplier_logit(params, rows.state)
-            multiplier, loss_multiplier = jax.nn.sigmoid(logit), multiplier_loss(logit, skill_distance, threshold)
-        else:
-            multiplier, loss_multiplier = jnp.full_like(skill_distance, config.multiplier), jnp.zeros(())
+        loss_multiplier, of_multiplier = self.multiplier_loss(params, rows.state, skill_distance, num_updates)
         metrics = {
             "loss/critic": loss_critic,
             "loss/successor": loss_successor,
             "loss/actor": loss_actor,
-            "loss/multiplier": loss_multiplier,
             "train/entropy": entropy,
             "train/divergence": divergence(log_ratio),
             "train/clipped": (jnp.abs(jnp.expm1(log_ratio)) > config.clip_ratio).mean(),
             "train/value": value[:, 0].mean() / (1.0 - self.discount(num_updates)),
-            "train/expected_distance": skill_distance.mean(),
-            "train/satisfied": (skill_distance <= threshold).mean(),
-            "train/multiplier": multiplier.mean(),
-            "train/threshold": threshold,
+            **of_multiplier,
         }
         total = loss_critic + loss_successor + loss_actor + loss_multiplier - config.entropy_bonus * entropy
         return total, metrics

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from qdac import nets
 from qdac.errors import UserError
 from qdac.trunk import TrunkConfig, check_schedule
-from qdac.types import Array, Task
+from qdac.types import Array, Params, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,30 @@ class SkillObjective:
             return jnp.asarray(self.task.threshold)
         remaining = jnp.clip(1.0 - num_updates / config.threshold_updates, 0.0, 1.0)
         return self.task.threshold * config.initial_threshold**remaining
+
+    def multiplier(self, params: dict[str, Params], inputs: Array) -> Array:
+        """Returns lambda for what its network sees, [...]; the objective has no gradient for it."""
+        if self.config.multiplier is not None:
+            return jnp.full(inputs.shape[:-1], self.config.multiplier)
+        return jax.lax.stop_gradient(jax.nn.sigmoid(nets.apply_mlp(params["multiplier"], inputs)[..., 0]))
+
+    def multiplier_loss(
+        self, params: dict[str, Params], inputs: Array, skill_distance: Array, num_updates: Array,
+        weight: Array | float = 1.0,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Returns the loss of lambda for expected distances [..., num], 0 if it is fixed, and what to log of both."""
+        threshold, skill_distance = self.threshold(num_updates), jax.lax.stop_gradient(skill_distance)
+        loss = jnp.zeros(())
+        if self.config.multiplier is None:
+            logit = nets.apply_mlp(params["multiplier"], inputs)[..., 0]
+            loss = multiplier_loss(logit, skill_distance, threshold, weight)
+        return loss, {
+            "loss/multiplier": loss,
+            "train/expected_distance": skill_distance.mean(),
+            "train/satisfied": (skill_distance <= threshold).mean(),
+            "train/multiplier": self.multiplier(params, inputs).mean(),
+            "train/threshold": threshold,
+        }
 
     def after_death(self, skill: Array) -> Array:
         """Returns what the skill critic sums at each step after a termination, for skills in the task's units."""
