@@ -143,9 +143,8 @@ class Trunk:
         self.batch_rows = NamedSharding(learners, P(None, "batch"))
         self.collect = self._jit_collect(actors, agent.explore)
         self.collect_uniform = self._jit_collect(actors, explore_uniformly)
-        self.replay_sharding = replay_lib.Replay(
-            self.replay_by_env, self.replay_by_env, *(self.learner_everywhere,) * 4
-        )
+        everywhere = replay_lib.Replay(*[self.learner_everywhere] * len(replay_lib.Replay._fields))
+        self.replay_sharding = everywhere._replace(storage=self.replay_by_env, returns=self.replay_by_env)
         self._insert = jax.jit(
             self._observe_and_insert, donate_argnums=(0, 1),
             out_shardings=(self.learner_everywhere, self.replay_sharding),
