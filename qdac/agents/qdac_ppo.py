@@ -264,7 +264,8 @@ class QDACPPO(SkillObjective, Actor):
 LAPTOP = Config(
     hidden_sizes=(256, 256), normalize_observations=True, learning_rate=4e-4, final_learning_rate=1e-4,
     learning_rate_updates=60_000, max_gradient_norm=1.0, death="apart", discount=None, feature_discount=None,
-    huber_scale=0.02, steps_per_iteration=128, updates_per_iteration=64, entropy_bonus=3e-3,
+    huber_scale=0.02, steps_per_iteration=128, updates_per_iteration=64, entropy_bonus=1e-3,
+    max_divergence=0.1,
 )  # fmt: skip
 """An hour on 2 cores; docs/recipe.md."""
 
