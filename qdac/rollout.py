@@ -31,7 +31,7 @@ class Episodes(NamedTuple):
     index: Array
     """The number of the env."""
     episode: Array
-    """How many episodes of the env came before."""
+    """How many episodes of the env came before; one that is told a fresh skill counts as another."""
     env: EnvState
     skill: Array
     """What the policy is told."""
@@ -39,7 +39,10 @@ class Episodes(NamedTuple):
     """What the policy remembers."""
     num_steps: Array
     total_reward: Array
+    num_told: Array
+    """Steps since the policy was told its skill."""
     feature_sum: Array
+    """Over those."""
     key: Array
 
 
@@ -49,8 +52,10 @@ class EpisodeStats(NamedTuple):
     count: Array
     total_reward: Array
     length: Array
+    num_skills: Array
+    """How many skills the policy was told whose time is over."""
     distance: Array
-    """To the skill; NaN where commands are no skills."""
+    """To each of those; NaN where commands are no skills."""
     is_finite: Array
 
 
@@ -67,6 +72,7 @@ def start_episodes(task: Task, explorer: Explorer, key: Array, num_envs: int) ->
             memory=memory,
             num_steps=jnp.zeros((), jnp.int32),
             total_reward=jnp.zeros(()),
+            num_told=jnp.zeros((), jnp.int32),
             feature_sum=jnp.zeros(task.skill_size),
             key=key,
         )
@@ -76,65 +82,73 @@ def start_episodes(task: Task, explorer: Explorer, key: Array, num_envs: int) ->
 
 
 def collect(
-    task: Task, explorer: Explorer, explore: Explore, params: Params, episodes: Episodes, num_steps: int
+    task: Task, explorer: Explorer, explore: Explore, params: Params, episodes: Episodes, num_steps: int,
+    skill_steps: int = 0,
 ) -> tuple[Episodes, Transition, EpisodeStats]:
     """Returns the episodes after `num_steps` more steps, the transitions [num_envs, num_steps, ...], and stats.
 
     An episode that ends goes on as a new one, from a fresh reset with a fresh command. Every env has
-    one fresh start prepared for each call: resets cost little however often episodes end.
+    one fresh start prepared for each call: resets cost little however often episodes end. With `skill_steps`,
+    an episode is told a fresh command after that many steps on average, at any time; what was collected then reads
+    as if the time limit had ended one episode, and another had begun where it was.
     """
     commands, fresh_memory = explorer.commands, explorer.initial_carry(episodes.index.shape[0])
-    keys = jax.vmap(lambda key: jax.random.split(key, 4))(episodes.key)
+    keys = jax.vmap(lambda key: jax.random.split(key, 5))(episodes.key)
     episodes = episodes._replace(key=keys[:, 0])
     fresh_env = jax.vmap(task.reset)(keys[:, 1])
     noise = jax.vmap(lambda key: jax.random.normal(key, (num_steps, task.action_size)), out_axes=1)(keys[:, 2])
     draw = jax.vmap(lambda key, index: commands.draw(key, index, num_steps), out_axes=1)
     fresh_skills = draw(keys[:, 3], episodes.index)
+    chance = 1.0 / skill_steps if skill_steps else 0.0
+    is_new = jax.vmap(lambda key: jax.random.bernoulli(key, chance, (num_steps,)), out_axes=1)(keys[:, 4])
 
-    def one_step(episodes: Episodes, drawn: tuple[Array, Array]):
-        noise, fresh_skill = drawn
+    def one_step(episodes: Episodes, drawn: tuple[Array, Array, Array]):
+        noise, fresh_skill, is_new = drawn
         obs, skill = episodes.env.obs, episodes.skill
         feature = jax.vmap(task.feature)(episodes.env)
         memory, action = explore(params, episodes.memory, obs, skill, noise)
         env = jax.vmap(task.step)(episodes.env, action)
         num_steps = episodes.num_steps + 1
         terminated = env.done.astype(jnp.float32)
-        truncated = jnp.where(num_steps >= task.episode_length, 1.0 - terminated, 0.0)
+        is_late = num_steps >= task.episode_length
+        truncated = jnp.where(is_late | is_new, 1.0 - terminated, 0.0)
         total_reward = episodes.total_reward + env.reward
-        feature_sum = episodes.feature_sum + feature
+        num_told, feature_sum = episodes.num_told + 1, episodes.feature_sum + feature
         transition = Transition(
             obs, action, env.reward, feature, env.obs, terminated, truncated, skill, episodes.episode
         )
 
-        ended = terminated + truncated
+        ended = jnp.where(is_late, 1.0, terminated)
+        is_over = terminated + truncated
         if commands.are_skills:
-            distance = jnp.linalg.norm(feature_sum / num_steps[:, None] - skill, axis=-1)
+            distance = jnp.linalg.norm(feature_sum / num_told[:, None] - skill, axis=-1)
         else:
             distance = jnp.full_like(total_reward, jnp.nan)
         stats = EpisodeStats(
             count=ended.sum(),
             total_reward=(ended * total_reward).sum(),
             length=(ended * num_steps).sum(),
-            distance=(ended * distance).sum(),
+            num_skills=is_over.sum(),
+            distance=(is_over * distance).sum(),
             is_finite=jnp.isfinite(env.obs).all() & jnp.isfinite(env.reward).all(),
         )
-        fresh = Episodes(
-            index=episodes.index,
-            episode=episodes.episode + 1,
-            env=fresh_env,
-            skill=fresh_skill,
-            memory=fresh_memory,
-            num_steps=jnp.zeros_like(num_steps),
-            total_reward=jnp.zeros_like(total_reward),
-            feature_sum=jnp.zeros_like(feature_sum),
-            key=episodes.key,
+        # What the end of an episode begins anew, and what the end of a skill's time does.
+        env, memory, num_steps, total_reward = _choose(
+            ended > 0,
+            (fresh_env, fresh_memory, jnp.zeros_like(num_steps), jnp.zeros_like(total_reward)),
+            (env, memory, num_steps, total_reward),
         )
-        current = episodes._replace(
-            env=env, memory=memory, num_steps=num_steps, total_reward=total_reward, feature_sum=feature_sum
+        episode, skill, num_told, feature_sum = _choose(
+            is_over > 0,
+            (episodes.episode + 1, fresh_skill, jnp.zeros_like(num_told), jnp.zeros_like(feature_sum)),
+            (episodes.episode, skill, num_told, feature_sum),
         )
-        return _choose(ended > 0, fresh, current), (transition, stats)
+        episodes = Episodes(
+            episodes.index, episode, env, skill, memory, num_steps, total_reward, num_told, feature_sum, episodes.key
+        )
+        return episodes, (transition, stats)
 
-    episodes, (transitions, stats) = jax.lax.scan(one_step, episodes, (noise, fresh_skills))
+    episodes, (transitions, stats) = jax.lax.scan(one_step, episodes, (noise, fresh_skills, is_new))
     transitions = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), transitions)
     sums = jax.tree.map(lambda x: x.sum(0) if x.dtype != bool else x.all(0), stats)
     return episodes, transitions, sums

@@ -168,9 +168,9 @@ class Training:
         ended = {
             "train/return": episodes.total_reward,
             "train/episode_length": episodes.length,
-            "train/distance": episodes.distance,
         }
         self.means.add(ended, episodes.count)
+        self.means.add({"train/distance": episodes.distance}, episodes.num_skills)
         progress.update(self.step, losses)
 
     def log_row(self, run: Run, progress: Progress) -> None:

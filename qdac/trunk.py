@@ -30,6 +30,8 @@ class TrunkConfig:
 
     is_on_policy: ClassVar[bool] = False
     """Whether nothing but the round just collected is kept and learned from."""
+    skill_steps: ClassVar[int] = 0
+    """Whether, and after how many steps on average, an episode goes on with another command."""
     num_envs: int = 256
     """Envs stepped in parallel."""
     steps_per_iteration: int = 1
@@ -162,7 +164,8 @@ class Trunk:
     def _jit_collect(self, mesh: Mesh, explore: rollout.Explore):
         def collect(params, episodes):
             episodes, transitions, stats = rollout.collect(
-                self.task, self.agent, explore, params, episodes, self.config.steps_per_iteration
+                self.task, self.agent, explore, params, episodes, self.config.steps_per_iteration,
+                self.config.skill_steps,
             )
             return episodes, transitions, jax.tree.map(lambda x: x[None], stats)
 

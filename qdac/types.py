@@ -200,11 +200,11 @@ class Transition(NamedTuple):
     terminated: Array
     """1.0 where the env ended the episode: no future."""
     truncated: Array
-    """1.0 where the time limit cut the episode: a future that was not seen."""
+    """1.0 where the time limit cut the episode, or a fresh skill: a future that was not seen."""
     skill: Array
     """What the policy was told: a skill, or another command."""
     episode: Array
-    """How many episodes of this env came before."""
+    """How many episodes of this env came before; one that is told a fresh skill counts as another."""
 
 
 class Policy(Protocol):

@@ -72,16 +72,16 @@ def test_divergence():
     close(qdac_ppo.divergence(jnp.zeros(3)), 0.0, atol=0)
 
 
-@pytest.mark.parametrize("death", ["centre", "apart"])
-def test_what_a_step_did_to_the_objective(death):
+@pytest.mark.parametrize("death, weight", [("centre", 1.0), ("apart", 1.0), ("apart", 3.0), ("apart", 0.0)])
+def test_what_a_step_did_to_the_objective(death, weight):
     """One-step advantages with gamma 0.9, of a critic that expects a reward of 4, the feature 0.5, no death.
 
     Value: 0.1 * 1 + 0.9 * 4 - 4 = -0.3, and at death 0.1 * 2 - 4 = -3.8. Feature: -0.05 + 0.45 - 0.5 = -0.1 and then,
     if what follows is the centre, 0.05 - 0.5 = -0.45; if it is the skill 0.1, 0.05 + 0.09 - 0.5 = -0.36, and death,
     2 a step, is 0.9 * 2. The feature is above the skill: to lower it is good. lambda is 0.75. In a second env the
-    rewards are 11 and 12, the values 0.1 * 10 = 1 more.
+    rewards are 11 and 12, the values 0.1 * 10 = 1 more. Undivided, all of them count 1 / 0.1 = 10 times.
     """
-    agent = clock_agent(death=death, return_mix=0.0, huber_scale=1e-6)
+    agent = clock_agent(death=death, return_mix=0.0, huber_scale=1e-6, step_reward_weight=weight)
     is_apart = death == "apart"
     state = constant_state(agent, [4.0, 0.5] + [0.0] * is_apart, math.log(3))
     steps = jax.tree.map(lambda field: np.concatenate([field, field]), STEPS)
@@ -90,7 +90,7 @@ def test_what_a_step_did_to_the_objective(death):
     goals = [[3.7, 0.4, 0.0], [0.2, 0.14 if is_apart else 0.05, 1.8]]
     close(rows.goal[0], np.array(goals)[:, : 2 + is_apart], atol=1e-5)
     of_skill = 0.75 * np.array([0.1, 0.36 - 1.8 if is_apart else 0.45])
-    advantage = 0.25 * np.array([[-0.3, -3.8], [0.7, -2.8]]) + of_skill
+    advantage = 0.25 * (weight or 10) * np.array([[-0.3, -3.8], [0.7, -2.8]]) + of_skill
     close(rows.advantage, (advantage - advantage.mean()) / advantage.std(), rtol=1e-4, atol=1e-5)
     close(jnp.tanh(rows.pre_tanh), steps.action)
 
@@ -198,6 +198,8 @@ def test_executes_the_skills_that_can_be_executed():
         ({"clip_ratio": 0.0}, "clip_ratio should be positive, got 0.0"),
         ({"max_divergence": -1.0}, "max_divergence should be positive, got -1.0"),
         ({"entropy_bonus": -1.0}, "entropy_bonus should not be negative, got -1.0"),
+        ({"step_reward_weight": -1.0}, "step_reward_weight should not be negative, got -1.0"),
+        ({"skill_steps": -1}, "skill_steps should not be negative, got -1"),
         ({"multiplier_sizes": ()}, "multiplier_sizes should be positive widths, got ()"),
         ({"replay_size": 10_000}, "replay_size should be 1, for nothing but the round just collected is kept"),
         ({"replay_parts": 3}, "replay_parts should be 1"),

@@ -35,7 +35,7 @@ def explore(params, memory: Array, obs: Array, skill: Array, noise: Array) -> tu
     return memory + 1.0, -jnp.abs(jnp.tanh(noise))
 
 
-collect = jax.jit(rollout.collect, static_argnames=("task", "explorer", "explore", "num_steps"))
+collect = jax.jit(rollout.collect, static_argnames=("task", "explorer", "explore", "num_steps", "skill_steps"))
 
 
 class Collected(NamedTuple):
@@ -48,13 +48,15 @@ class Collected(NamedTuple):
 
 
 @functools.cache
-def collected(lifetime: float = np.inf, episode_length: int = 1000, env: Clock | None = None) -> Collected:
+def collected(
+    lifetime: float = np.inf, episode_length: int = 1000, env: Clock | None = None, skill_steps: int = 0
+) -> Collected:
     task = clock_task(lifetime, env=env, episode_length=episode_length)
     explorer = Counter(skill_commands(task))
     episodes = rollout.start_episodes(task, explorer, jax.random.PRNGKey(0), NUM_ENVS)
     calls = []
     for _ in range(3):
-        episodes, *rest = collect(task, explorer, explore, (), episodes, STEPS)
+        episodes, *rest = collect(task, explorer, explore, (), episodes, STEPS, skill_steps)
         calls.append(jax.device_get((episodes, *rest)))
     states, transitions, stats = zip(*calls, strict=True)
     steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *transitions)
@@ -97,6 +99,37 @@ def test_skills_change_exactly_where_episodes_start():
     np.testing.assert_array_equal(np.diff(skill) != 0, steps.obs[:, 1:, TIME] == 0)
     assert len(np.unique(skill)) == NUM_ENVS * 4, "every episode asks for its own skill"
     assert (0 <= skill).all() and (skill <= 4).all()
+
+
+def test_an_episode_that_is_told_a_fresh_skill_goes_on():
+    """The clock and its policy's memory run on; the step before reads as the last of an episode that time ended."""
+    steps, episodes, stats = collected(skill_steps=2)
+    np.testing.assert_array_equal(steps.obs[..., TIME], [range(3 * STEPS)] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.terminated, 0)
+    assert 8 < steps.truncated.sum() < 40, "of 48 steps, half"
+    is_told = steps.truncated[:, :-1] == 1
+    np.testing.assert_array_equal(np.diff(steps.skill[..., 0]) != 0, is_told)
+    np.testing.assert_array_equal(np.diff(steps.episode), is_told)
+    np.testing.assert_array_equal(episodes[-1].memory, [5 + 3 * STEPS] * NUM_ENVS)
+    np.testing.assert_array_equal(episodes[-1].total_reward, [sum(range(3 * STEPS + 1))] * NUM_ENVS)
+
+    distance, count = 0.0, 0
+    for env in range(NUM_ENVS):
+        parts = np.split(np.arange(3 * STEPS), np.flatnonzero(steps.truncated[env]) + 1)
+        for part in parts[:-1]:
+            distance += abs(part.mean() - steps.skill[env, part[0], 0])
+            count += 1
+    np.testing.assert_allclose(sum(sums.distance for sums in stats), distance, rtol=1e-6)
+    assert sum(sums.num_skills for sums in stats) == count and not any(sums.count for sums in stats)
+
+
+def test_a_fresh_skill_does_not_prolong_an_episode():
+    steps, _, stats = collected(episode_length=3, skill_steps=2)
+    np.testing.assert_array_equal(steps.obs[..., TIME], [[0, 1, 2] * 4] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.truncated[:, 2::3], 1)
+    assert steps.truncated.sum() > NUM_ENVS * 4
+    assert [int(sums.count) for sums in stats] == [NUM_ENVS, NUM_ENVS, 2 * NUM_ENVS]
+    assert all(sums.length == 3 * sums.count for sums in stats)
 
 
 def test_episodes_are_numbered_for_each_env():

@@ -61,6 +61,8 @@ class Config(SkillConfig, ActorConfig):
     collected the round."""
     entropy_bonus: float = 1e-3
     """What the entropy of the policy adds to the objective, whose advantages are scaled to a deviation of 1."""
+    step_reward_weight: float = 1.0
+    """What the reward of a step, (1 - gamma) V, weighs against the distance; 0 for V itself, a sum."""
     multiplier_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the multiplier."""
 
@@ -71,8 +73,9 @@ class Config(SkillConfig, ActorConfig):
         for name in ("clip_ratio", "max_divergence"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
-        if not self.entropy_bonus >= 0:
-            raise UserError(f"entropy_bonus should not be negative, got {self.entropy_bonus}")
+        for name in ("entropy_bonus", "step_reward_weight"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         if not self.multiplier_sizes or min(self.multiplier_sizes) < 1:
             raise UserError(f"multiplier_sizes should be positive widths, got {self.multiplier_sizes}")
 
@@ -201,8 +204,9 @@ class QDACPPO(SkillObjective, Actor):
         direction = jax.grad(total_distance)(value[..., 1:])
         multiplier = self.multiplier(params, now)
         # Against a sum of distances, the value is a sum too.
-        unit = 1.0 if config.skill_critic == "successor" else 1.0 / (1.0 - discount)
-        advantage = (1.0 - multiplier) * unit * found[..., 0] - multiplier * (direction * found[..., 1:]).sum(axis=-1)
+        is_of_step = config.step_reward_weight and config.skill_critic == "successor"
+        weight = config.step_reward_weight if is_of_step else 1.0 / (1.0 - discount)
+        advantage = (1.0 - multiplier) * weight * found[..., 0] - multiplier * (direction * found[..., 1:]).sum(axis=-1)
         pre_tanh = jnp.arctanh(jnp.clip(steps.action, -1.0 + 1e-6, 1.0 - 1e-6))
         mean, std = self.gaussian(nets.apply_mlp(params["actor"], now))
         return Rows(
@@ -262,10 +266,10 @@ class QDACPPO(SkillObjective, Actor):
 
 
 LAPTOP = Config(
-    hidden_sizes=(256, 256), normalize_observations=True, learning_rate=4e-4, final_learning_rate=1e-4,
-    learning_rate_updates=60_000, max_gradient_norm=1.0, death="apart", discount=None, feature_discount=None,
+    hidden_sizes=(256, 256), normalize_observations=True, learning_rate=1e-3, final_learning_rate=1e-4,
+    learning_rate_updates=100_000, max_gradient_norm=1.0, death="apart", discount=None, feature_discount=None,
     huber_scale=0.02, steps_per_iteration=128, updates_per_iteration=64, entropy_bonus=1e-3,
-    max_divergence=0.1,
+    max_divergence=0.1, skill_steps=250,
 )  # fmt: skip
 """An hour on 2 cores; docs/recipe.md."""
 

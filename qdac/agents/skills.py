@@ -47,12 +47,16 @@ class SkillConfig(TrunkConfig):
     """Where the threshold starts, in multiples of the task's; 0 to keep the task's throughout."""
     threshold_updates: int = 0
     """Updates over which the threshold moves from its start to the task's, geometrically."""
+    skill_steps: int = 0
+    """Steps after which an episode goes on with a fresh skill, on average, at any time; 0 for one skill an episode."""
 
     def __post_init__(self) -> None:
         if not self.huber_scale > 0:
             raise UserError(f"huber_scale should be positive, got {self.huber_scale}")
         if not 0 <= (self.feature_discount or 0.0) < 1:
             raise UserError(f"feature_discount should be in [0, 1), got {self.feature_discount}")
+        if not self.skill_steps >= 0:
+            raise UserError(f"skill_steps should not be negative, got {self.skill_steps}")
         if not self.death_distance > 0:
             raise UserError(f"death_distance should be positive, got {self.death_distance}")
         if self.multiplier is not None and not 0 <= self.multiplier <= 1:
