@@ -177,7 +177,7 @@ class _Collection:
 
     def __init__(self, trunk: Trunk, state: Any, rounds: int = 1, copy: bool = False):
         self.trunk, self.rounds = trunk, rounds
-        self.actor = jax.device_put(trunk.agent.policy_params(state.agent), trunk.actor_everywhere)
+        self.actor = jax.device_put(trunk.agent.collector_params(state.agent), trunk.actor_everywhere)
         self.actor = jax.tree.map(jnp.copy, self.actor)
         self.episodes = jax.tree.map(jnp.copy, state.episodes) if copy else state.episodes
 

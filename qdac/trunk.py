@@ -118,7 +118,7 @@ class Trunk:
     """Runs an agent on a task; one whose replay holds a single round learns on-policy.
 
     An agent has `config` (a `TrunkConfig`) and `commands`; `init`, `observe`, `draw` and `update` to learn; and
-    `policy_params`, `initial_carry` and `explore` to act.
+    `collector_params`, `initial_carry` and `explore` to act.
     """
 
     def __init__(self, agent: Any, task: Task, devices: list | None = None, learner_devices: list | None = None):
@@ -226,7 +226,7 @@ class Trunk:
         warming up) and the episodes that ended. Consumes `state`: its buffers are reused."""
         is_warmup = state.env_steps < self.config.warmup_steps
         is_uniform = is_warmup and self.config.uniform_warmup
-        actor = jax.device_put(self.agent.policy_params(state.agent), self.actor_everywhere)
+        actor = jax.device_put(self.agent.collector_params(state.agent), self.actor_everywhere)
         collect = self.collect_uniform if is_uniform else self.collect
         episodes, steps, stats = collect(actor, state.episodes)
         steps = jax.device_put(steps, self.replay_by_env)

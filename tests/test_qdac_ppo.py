@@ -146,6 +146,18 @@ def test_an_actor_that_has_moved_on_waits_for_the_next_round():
     )
 
 
+def test_an_average_of_the_actor_is_the_policy_and_the_actor_itself_collects():
+    agent = clock_agent(actor_average_rate=0.25)
+    state = agent.init(KEY)
+    start = state.params["actor"]
+    state, _ = agent.update(state, rows(agent), KEY)
+    actor = state.params["actor"]
+    expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, start, actor)
+    jax.tree.map(close, agent.policy_params(state)["actor"], expected)
+    assert agent.collector_params(state)["actor"] is actor
+    assert not np.allclose(start[-1]["kernel"], actor[-1]["kernel"], atol=1e-6)
+
+
 def test_steps_are_judged_by_the_policy_that_collected_them(monkeypatch):
     """Whose observations are scaled by moments that have not seen the round."""
     agent = clock_agent(normalize_observations=True)

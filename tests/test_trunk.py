@@ -59,7 +59,7 @@ def test_replay_is_updated_in_place(num_devices):
     """Its memory is given to the outputs, and what is needed besides is less than a copy would take."""
     trunk = clock_trunk(num_devices, replay_size=100_000)
     state = trunk.init(KEY)
-    actor = jax.device_put(trunk.agent.policy_params(state.agent), trunk.actor_everywhere)
+    actor = jax.device_put(trunk.agent.collector_params(state.agent), trunk.actor_everywhere)
     _, steps, _ = trunk.collect(actor, state.episodes)
     steps = jax.device_put(steps, trunk.replay_by_env)
     replay = num_bytes(state.replay)

@@ -29,6 +29,9 @@ class ActorConfig(TrunkConfig):
     """Updates over which it moves to its end, geometrically."""
     max_gradient_norm: float = 0.0
     """Clip the gradient of each network to this norm, those of a set of policies together; 0 for no clipping."""
+    actor_average_rate: float = 1.0
+    """How far the policy moves towards the actor that is trained at each update; 1 for the same. Off-policy it also
+    collects."""
     normalize_observations: bool = False
     """Shift and scale observations by their running mean and deviation over all steps collected."""
 
@@ -37,6 +40,8 @@ class ActorConfig(TrunkConfig):
             raise UserError(f"learning_rate should be positive, got {self.learning_rate}")
         if not self.max_gradient_norm >= 0:
             raise UserError(f"max_gradient_norm should not be negative, got {self.max_gradient_norm}")
+        if not 0 < self.actor_average_rate <= 1:
+            raise UserError(f"actor_average_rate should be in (0, 1], got {self.actor_average_rate}")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
         check_schedule(self, "final_learning_rate", "learning_rate_updates")
@@ -98,6 +103,9 @@ class Actor:
         """What the policy is told while it collects."""
         self.condition_size = self.condition(jnp.zeros((1, self.commands.size))).shape[-1]
         self.target_rates: dict[str, float] = {}
+        """How far the slow copies move at each update."""
+        if config.actor_average_rate < 1.0:
+            self.target_rates["actor"] = config.actor_average_rate
 
     @property
     def num_rows(self) -> int:
@@ -127,6 +135,10 @@ class Actor:
     def policy_params(self, state: State) -> Params:
         """Returns what acting needs: the actor's parameters, and the moments its inputs are scaled by."""
         return {"actor": state.target.get("actor", state.params["actor"]), "moments": state.moments}
+
+    def collector_params(self, state: State) -> Params:
+        """Returns what `explore` needs."""
+        return self.policy_params(state)
 
     def initial_carry(self, num: int) -> tuple[()]:
         return ()
@@ -176,6 +188,13 @@ class Actor:
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
         """Returns an Adam for each network."""
         return adam_for_each({name: self.learning_rate(name) for name in params}, self.config.max_gradient_norm)
+
+    def followed(self, target: dict[str, Params], params: dict[str, Params]) -> dict[str, Params]:
+        """Returns the slow copies after an update."""
+        return target | {
+            name: optax.incremental_update(params[name], target[name], rate)
+            for name, rate in self.target_rates.items()
+        }
 
     def learning_rate(self, name: str) -> optax.ScalarOrSchedule:
         """Returns the step size of a network or number."""

@@ -171,6 +171,8 @@ class QDACMB(SkillObjective):
         scaling = {"moments": state.moments} if self.config.normalize_observations else {}
         return {name: state.params[name] for name in ("model", "actor")} | scaling
 
+    collector_params = policy_params
+
     def initial_carry(self, num: int) -> tuple[Latent, Array]:
         return self.model.initial(num), jnp.zeros((num, self.task.action_size))
 

@@ -155,6 +155,10 @@ class QDACPPO(SkillObjective, Actor):
         """Returns the skill in units of the critic."""
         return self.normalize(command)
 
+    def collector_params(self, state: State) -> Params:
+        """Returns the actor as it is, not its average: what it is judged by must be its own steps."""
+        return {**self.policy_params(state), "actor": state.params["actor"]}
+
     def gaussian(self, outputs: Array) -> tuple[Array, Array]:
         return nets.bounded_gaussian(outputs)
 
@@ -229,7 +233,9 @@ class QDACPPO(SkillObjective, Actor):
         after = params["actor"], optimizer.inner_states["actor"]
         params["actor"], adam = jax.tree.map(functools.partial(jnp.where, is_near), after, before)
         optimizer = optimizer._replace(inner_states=optimizer.inner_states | {"actor": adam})
-        return state._replace(params=params, optimizer=optimizer, num_updates=state.num_updates + 1), metrics
+        return State(
+            params, self.followed(state.target, params), optimizer, state.moments, state.num_updates + 1
+        ), metrics
 
     def losses(
         self, params: dict[str, Params], num_updates: Array, rows: Rows, key: Array

@@ -32,8 +32,6 @@ class SoftConfig(ActorConfig):
     """Target entropy of the policy for each action dimension."""
     target_rate: float = 0.005
     """tau: how far the target critics move towards the critics at each update."""
-    actor_average_rate: float = 1.0
-    """How far the policy that acts moves towards the actor that is trained at each update; 1 for the same."""
     n_step: int | None = 1
     """Steps summed in the targets of transitions that keep the command they were collected with; none for four fifths
     of the task's short horizon."""
@@ -44,9 +42,8 @@ class SoftConfig(ActorConfig):
         for name in ("temperature_learning_rate", "initial_temperature", "n_step"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
-        for name in ("target_rate", "actor_average_rate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"{name} should be in (0, 1], got {getattr(self, name)}")
+        if not 0 < self.target_rate <= 1:
+            raise UserError(f"target_rate should be in (0, 1], got {self.target_rate}")
         super().__post_init__()
 
     @property
@@ -102,9 +99,7 @@ class SoftActorCritic(Actor):
 
     def __init__(self, config: Any, task: Task, commands: Commands | None = None):
         super().__init__(config, task, commands)
-        self.target_rates = dict.fromkeys(self.critic_names, config.target_rate)
-        if config.actor_average_rate < 1.0:
-            self.target_rates["actor"] = config.actor_average_rate
+        self.target_rates |= dict.fromkeys(self.critic_names, config.target_rate)
         self.target_entropy = config.target_entropy_per_action * task.action_size
 
     def init_numbers(self) -> dict[str, Array]:
@@ -151,10 +146,6 @@ class SoftActorCritic(Actor):
         )
         updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        target = state.target | {
-            name: optax.incremental_update(params[name], state.target[name], rate)
-            for name, rate in self.target_rates.items()
-        }
-        return state._replace(
-            params=params, target=target, optimizer=optimizer, num_updates=state.num_updates + 1
+        return State(
+            params, self.followed(state.target, params), optimizer, state.moments, state.num_updates + 1
         ), metrics
