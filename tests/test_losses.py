@@ -252,6 +252,15 @@ def test_death_apart_is_a_distance_like_others_in_a_sum_of_distances():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "normalize_features, expected", [(True, [[0.1, 1.1], [-0.5, 1.5]]), (False, [[2.2, 2.2], [1, 3]])]
+)
+def test_death_may_be_as_far_as_the_farthest_skill(normalize_features, expected):
+    """In the space from 0 to 4, 0 is the farthest from 2.2 and 4 from 1; in the critics' units -1 and 1."""
+    config = small_config(death="apart", death_distance=None, normalize_features=normalize_features)
+    close(qdac.QDAC(config, clock_task()).after_death(np.array([[2.2], [1.0]], np.float32)), expected)
+
+
 def test_averaged_heads_leave_the_actor_its_objective():
     """The same networks with outputs (1 - gamma) times as large stand for the same sums."""
     sums = qdac.QDAC(small_config(), clock_task())

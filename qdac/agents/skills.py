@@ -41,8 +41,9 @@ class SkillConfig(TrunkConfig):
     death: Literal["centre", "opposite", "apart"] = "centre"
     """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), the
     skill farthest from the one asked for, or nothing but a distance, apart from all features."""
-    death_distance: float = 2.0
-    """How far from every skill death is, in units of the critics, where it is apart."""
+    death_distance: float | None = 2.0
+    """How far from every skill death is, in units of the critics, where it is apart; none for as far as the farthest
+    skill, so that it is no worse than doing the opposite."""
     initial_threshold: float = 0.0
     """Where the threshold starts, in multiples of the task's; 0 to keep the task's throughout."""
     threshold_updates: int = 0
@@ -57,7 +58,7 @@ class SkillConfig(TrunkConfig):
             raise UserError(f"feature_discount should be in [0, 1), got {self.feature_discount}")
         if not self.skill_steps >= 0:
             raise UserError(f"skill_steps should not be negative, got {self.skill_steps}")
-        if not self.death_distance > 0:
+        if self.death_distance is not None and not self.death_distance > 0:
             raise UserError(f"death_distance should be positive, got {self.death_distance}")
         if self.multiplier is not None and not 0 <= self.multiplier <= 1:
             raise UserError(f"multiplier should be in [0, 1], or none to learn it, got {self.multiplier}")
@@ -164,15 +165,20 @@ class SkillObjective:
         """Returns what the skill critic sums at each step after a termination, for skills in the task's units."""
         if self.config.death != "apart":
             return self.summed(self.death_feature(skill), self.normalize(skill))
-        gone = jnp.full((*skill.shape[:-1], 1), self.config.death_distance)
+        if self.config.death_distance is None:
+            gone = jnp.linalg.norm(self.farthest(skill) - self.normalize(skill), axis=-1, keepdims=True)
+        else:
+            gone = jnp.full((*skill.shape[:-1], 1), self.config.death_distance)
         if self.config.skill_critic == "distance":
             return gone
         return jnp.concatenate([self.normalize(skill), gone], axis=-1)
 
     def death_feature(self, skill: Array) -> Array:
         """Returns the feature that follows a termination for each skill (task's units), in units of the critics."""
-        if self.config.death == "centre":
-            return jnp.zeros_like(skill)
+        return jnp.zeros_like(skill) if self.config.death == "centre" else self.farthest(skill)
+
+    def farthest(self, skill: Array) -> Array:
+        """Returns the skill farthest from each skill (task's units), in units of the critics."""
         space = self.task.skill_space
         farthest = space.opposite(space.normalize(skill))
         if self.config.normalize_features:
