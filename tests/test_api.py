@@ -180,6 +180,7 @@ def test_the_commands_of_the_readmes(command, monkeypatch, tmp_path, path):
             words[words.index("--task") + 1] = tiny.TASK
             if "--steps" in words:
                 del words[(index := words.index("--steps")) : index + 2]
-            words += tiny.flags(**tiny.FIELDS | {"warmup_steps": 48, "steps": 80})
+            fields = tiny.FIELDS | (tiny.ON_POLICY if "qdac_ppo" in words else {"warmup_steps": 48})
+            words += tiny.flags(**fields | {"steps": 80})
         finished = command(*words)
         assert finished.code == 0, finished.err

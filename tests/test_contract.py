@@ -20,7 +20,7 @@ from qdac.report.build import write_report
 TASKS = ("tiny_tasks:line", "tiny_tasks:compass")
 FIELDS = tiny.FIELDS | {"steps": 80, "eval_interval": 64, "eval_skills": 8}
 """Five rounds: two of warm-up, three of updates, a row at the second of those and one at the end."""
-OF_ALGORITHM = {"domino": {"num_policies": 2}, "qdac_ppo": {"replay_size": 1, "warmup_steps": 0}}
+OF_ALGORITHM = {"domino": {"num_policies": 2}, "qdac_ppo": tiny.ON_POLICY}
 OF_MODEL = {
     "sequence_length": 4, "horizon": 3, "memory_size": 8, "latents": 2, "classes": 2, "model_width": 8,
     "encoder_sizes": (8,), "head_sizes": (8,), "num_bins": 5,

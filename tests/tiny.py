@@ -22,6 +22,8 @@ FIELDS = {
     "eval_interval": 48, "steps": 160,
 }  # fmt: skip
 """Ten rounds of 16 env steps. Updates begin at step 48; rows are due at 48, 96 and 144, one more at the end."""
+ON_POLICY = {"replay_size": 1, "warmup_steps": 0}
+"""In place of those, for algorithms that keep nothing but the round just collected."""
 ROUND = 16
 SLOW_MACHINE_SECONDS = 300
 MAIN = "from qdac.cli import main; main()"
