@@ -1,5 +1,5 @@
 """The table of results in the README, from the runs in `results/<preset>/<task>/seed*`, and in
-`results/<preset>/<task>/<algorithm>/seed*` for those of other algorithms than qdac.
+`results/<preset>/<task>/<algorithm>/seed*` where a task has runs of several algorithms.
 
     python -m qdac.report.results_table results/laptop README.md
 """
