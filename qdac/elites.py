@@ -38,7 +38,7 @@ class Told:
         self.initial_carry = agent.initial_carry
 
     def step(self, params: Params, carry: Any, obs: Array, command: Array) -> tuple[Any, Array]:
-        return carry, self.agent.act(params, obs, command)
+        return self.agent.hold(carry, self.agent.act(params, obs, command))
 
 
 class Elites:

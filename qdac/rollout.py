@@ -83,14 +83,15 @@ def start_episodes(task: Task, explorer: Explorer, key: Array, num_envs: int) ->
 
 def collect(
     task: Task, explorer: Explorer, explore: Explore, params: Params, episodes: Episodes, num_steps: int,
-    skill_steps: int = 0,
+    skill_steps: int = 0, action_repeat: int = 1,
 ) -> tuple[Episodes, Transition, EpisodeStats]:
-    """Returns the episodes after `num_steps` more steps, the transitions [num_envs, num_steps, ...], and stats.
+    """Returns the episodes after `num_steps` more actions, the transitions [num_envs, num_steps, ...], and stats.
 
     An episode that ends goes on as a new one, from a fresh reset with a fresh command. Every env has
     one fresh start prepared for each call: resets cost little however often episodes end. With `skill_steps`,
-    an episode is told a fresh command after that many steps on average, at any time; what was collected then reads
-    as if the time limit had ended one episode, and another had begun where it was.
+    an episode is told a fresh command after that many actions on average, at any time; what was collected then reads
+    as if the time limit had ended one episode, and another had begun where it was. An action lasts `action_repeat`
+    env steps, or until the episode ends: its transition has the sum of their rewards and the mean of their features.
     """
     commands, fresh_memory = explorer.commands, explorer.initial_carry(episodes.index.shape[0])
     keys = jax.vmap(lambda key: jax.random.split(key, 5))(episodes.key)
@@ -105,17 +106,16 @@ def collect(
     def one_step(episodes: Episodes, drawn: tuple[Array, Array, Array]):
         noise, fresh_skill, is_new = drawn
         obs, skill = episodes.env.obs, episodes.skill
-        feature = jax.vmap(task.feature)(episodes.env)
         memory, action = explore(params, episodes.memory, obs, skill, noise)
-        env = jax.vmap(task.step)(episodes.env, action)
-        num_steps = episodes.num_steps + 1
+        env, feature, reward, lived = act(task, episodes.env, action, episodes.num_steps, action_repeat)
+        num_steps = episodes.num_steps + lived
         terminated = env.done.astype(jnp.float32)
         is_late = num_steps >= task.episode_length
         truncated = jnp.where(is_late | is_new, 1.0 - terminated, 0.0)
-        total_reward = episodes.total_reward + env.reward
-        num_told, feature_sum = episodes.num_told + 1, episodes.feature_sum + feature
+        total_reward = episodes.total_reward + reward
+        num_told, feature_sum = episodes.num_told + lived, episodes.feature_sum + feature
         transition = Transition(
-            obs, action, env.reward, feature, env.obs, terminated, truncated, skill, episodes.episode
+            obs, action, reward, feature / lived[:, None], env.obs, terminated, truncated, skill, episodes.episode
         )
 
         ended = jnp.where(is_late, 1.0, terminated)
@@ -130,7 +130,7 @@ def collect(
             length=(ended * num_steps).sum(),
             num_skills=is_over.sum(),
             distance=(is_over * distance).sum(),
-            is_finite=jnp.isfinite(env.obs).all() & jnp.isfinite(env.reward).all(),
+            is_finite=jnp.isfinite(env.obs).all() & jnp.isfinite(reward).all(),
         )
         # What the end of an episode begins anew, and what the end of a skill's time does.
         env, memory, num_steps, total_reward = _choose(
@@ -152,6 +152,26 @@ def collect(
     transitions = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), transitions)
     sums = jax.tree.map(lambda x: x.sum(0) if x.dtype != bool else x.all(0), stats)
     return episodes, transitions, sums
+
+
+def act(
+    task: Task, env: EnvState, action: Array, num_steps: Array, action_repeat: int
+) -> tuple[EnvState, Array, Array, Array]:
+    """Returns the envs after actions that last up to `action_repeat` steps, their sums of features and rewards, and
+    how many steps were lived, [num_envs]; `num_steps` is how many came before."""
+
+    def one_step(env: EnvState) -> tuple[EnvState, Array, Array, Array]:
+        feature, env = jax.vmap(task.feature)(env), jax.vmap(task.step)(env, action)
+        return env, feature, env.reward, jnp.ones_like(num_steps)
+
+    def one_more(sums: tuple[EnvState, Array, Array, Array], _: None):
+        env, *so_far = sums
+        goes_on = (env.done == 0) & (num_steps + so_far[-1] < task.episode_length)
+        further, *added = one_step(env)
+        return _choose(goes_on, (further, *jax.tree.map(jnp.add, so_far, added)), sums), None
+
+    sums = one_step(env)
+    return jax.lax.scan(one_more, sums, length=action_repeat - 1)[0] if action_repeat > 1 else sums
 
 
 class Rollouts(NamedTuple):

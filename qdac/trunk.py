@@ -32,10 +32,12 @@ class TrunkConfig:
     """Whether nothing but the round just collected is kept and learned from."""
     skill_steps: ClassVar[int] = 0
     """Whether, and after how many steps on average, an episode goes on with another command."""
+    action_repeat = 1
+    """Env steps that an action lasts. No field of its own: those whose policies can hold an action make it one."""
     num_envs: int = 256
     """Envs stepped in parallel."""
     steps_per_iteration: int = 1
-    """Steps of each env between two rounds of updates."""
+    """Actions in each env between two rounds of updates."""
     updates_per_iteration: int = 256
     """Gradient updates in a round."""
     batch_size: int = 256
@@ -82,9 +84,14 @@ class TrunkConfig:
 
     def for_task(self, task: Task) -> Self:
         """Returns the configuration with everything that depends on the task written out."""
-        horizons = {"discount": 5.0 * task.short_horizon, "initial_discount": 1.0 * task.short_horizon}
+        short = self.short_horizon(task)
+        horizons = {"discount": 5.0 * short, "initial_discount": short}
         unset = [name for name in horizons if getattr(self, name) is None]
         return dataclasses.replace(self, **{name: 1.0 - 1.0 / horizons[name] for name in unset})
+
+    def short_horizon(self, task: Task) -> float:
+        """Returns the task's short horizon in actions."""
+        return task.short_horizon / self.action_repeat
 
     def discount_at(self, num_updates: Array) -> Array | float:
         """Returns gamma, or where it is on its way there: one value for all updates of an iteration."""
@@ -132,7 +139,7 @@ class Trunk:
                 f"batch_size and num_envs should be multiples of the {len(learner_devices)} learner devices, "
                 f"got {config.batch_size} and {config.num_envs}"
             )
-        self.steps_per_iteration = config.num_envs * config.steps_per_iteration
+        self.steps_per_iteration = config.num_envs * config.steps_per_iteration * config.action_repeat
         columns = max(config.replay_size // config.num_envs, config.window + config.steps_per_iteration)
         multiple = config.steps_per_iteration * config.replay_parts
         self.capacity = -(-columns // multiple) * multiple
@@ -165,7 +172,7 @@ class Trunk:
         def collect(params, episodes):
             episodes, transitions, stats = rollout.collect(
                 self.task, self.agent, explore, params, episodes, self.config.steps_per_iteration,
-                self.config.skill_steps,
+                self.config.skill_steps, self.config.action_repeat,
             )
             return episodes, transitions, jax.tree.map(lambda x: x[None], stats)
 

@@ -146,6 +146,8 @@ class Task:
     """A label for each axis of the skill space, with units, for figures."""
     short_horizon: int = 20
     """Steps in which an action shows in features and survival: where a horizon that widens may start."""
+    action_repeat: int = 1
+    """Env steps that an action may last, for policies that decide less often than the env steps."""
     reference_return: float | None = None
     """The return of a policy trained for the reward alone, for algorithms that compare with it."""
 

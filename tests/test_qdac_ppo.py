@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -93,6 +94,65 @@ def test_what_a_step_did_to_the_objective(death, weight):
     advantage = 0.25 * (weight or 10) * np.array([[-0.3, -3.8], [0.7, -2.8]]) + of_skill
     close(rows.advantage, (advantage - advantage.mean()) / advantage.std(), rtol=1e-4, atol=1e-5)
     close(jnp.tanh(rows.pre_tanh), steps.action)
+
+
+def test_the_long_average_says_where_to_go_and_the_short_one_what_an_action_did():
+    """As above, apart, with lambda 1: the feature is expected at 0.5 soon and at -0.3 in the long run. That is below the
+    skill 0.1, so to raise it is good: what a step did to the short average, -0.1 and -0.36, counts with its sign turned
+    around. The long average has a goal of its own, with gamma 0.95: 0.05 * -0.5 + 0.95 * -0.3, and at death
+    0.05 * 0.5 + 0.95 * 0.1."""
+    agent = clock_agent(
+        death="apart", return_mix=0.0, huber_scale=1e-6, multiplier=1.0, average_discount=0.95, death_distance=1e-6
+    )
+    state = constant_state(agent, [4.0, 0.5, 0.0, -0.3], 0.0)
+    rows = agent.judged(state, STEPS)
+    close(rows.goal[0], [[3.7, 0.4, 0.0, -0.31], [0.2, 0.14, 0.0, 0.12]], atol=1e-5)
+    close(rows.advantage[0], [1.0, -1.0], rtol=1e-3)
+    _, metrics = agent.losses(state.params, jnp.array(0), rows_of(rows), KEY)
+    close(metrics["train/expected_distance"], 0.8)
+
+
+def test_long_averages_are_ten_times_the_task_s_short_horizon_where_asked_for():
+    """In actions: one that lasts 2 steps is worth two."""
+    task = dataclasses.replace(clock_task(), short_horizon=20, action_repeat=2)
+    config = small_config(Config, replay_size=1, average_discount=None, action_repeat=None).for_task(task)
+    assert config.action_repeat == 2
+    close(config.average_discount, 0.99)
+
+
+def test_noise_shrinks_between_rounds():
+    """From 1 to 0.25 over 8 updates, 4 of them a round; what collects and what judges agree."""
+    agent = clock_agent(final_noise=0.25, noise_updates=8, updates_per_iteration=4)
+    found = [float(agent.noise(jnp.array(num))) for num in (0, 3, 4, 7, 8, 100)]
+    close(found, [1, 1, 0.5, 0.5, 0.25, 0.25])
+    state = constant_state(agent, [4.0, 0.5], 0.0)._replace(num_updates=jnp.array(4))
+    obs, skill, noise = jnp.zeros((1, 2)), jnp.full((1, 1), 2.2), jnp.ones((1, 1))
+    _, std = agent.gaussian(jnp.zeros((1, 2)))
+    _, action = agent.explore(agent.collector_params(state), (), obs, skill, noise)
+    close(action, jnp.tanh(0.5 * std[:, :1]))
+    judged = agent.judged(state, STEPS)
+    close(judged.log_prob, nets.tanh_gaussian_log_prob(jnp.zeros(1), 0.5 * std[0, :1], judged.pre_tanh))
+
+
+def rows_of(steps: qdac_ppo.Rows) -> qdac_ppo.Rows:
+    """Returns the steps of one env as a mini-batch."""
+    return jax.tree.map(lambda field: field[0], steps)
+
+
+def test_an_action_is_held_as_long_as_it_lasts():
+    """Two episodes, the second begun a step later: each decides at its own first step, and then every third."""
+    agent = clock_agent(action_repeat=3)
+    params, skill = agent.policy_params(agent.init(KEY)), jnp.full((2, 1), 2.2)
+    obs = jax.random.normal(KEY, (7, 2, 2))
+    fresh, carry, actions = agent.initial_carry(2), agent.initial_carry(2), []
+    for time in range(7):
+        if time == 1:
+            carry = jax.tree.map(lambda now, new: now.at[1].set(new[1]), carry, fresh)
+        carry, action = agent.step(params, carry, obs[time], skill)
+        actions.append(action)
+    decided = [agent.act(params, now, skill) for now in obs]
+    for time, (first, second) in enumerate(zip((0, 0, 0, 3, 3, 3, 6), (0, 1, 1, 1, 4, 4, 4), strict=True)):
+        close(actions[time], jnp.stack([decided[first][0], decided[second][1]]))
 
 
 def test_skills_and_rewards_weigh_as_the_multiplier_says():
@@ -211,6 +271,9 @@ def test_executes_the_skills_that_can_be_executed():
         ({"max_divergence": -1.0}, "max_divergence should be positive, got -1.0"),
         ({"entropy_bonus": -1.0}, "entropy_bonus should not be negative, got -1.0"),
         ({"step_reward_weight": -1.0}, "step_reward_weight should not be negative, got -1.0"),
+        ({"action_repeat": 0}, "action_repeat should be positive, got 0"),
+        ({"average_discount": 1.0}, "average_discount should be in [0, 1), got 1.0"),
+        ({"final_noise": 0.2}, "final_noise and noise_updates go together"),
         ({"skill_steps": -1}, "skill_steps should not be negative, got -1"),
         ({"multiplier_sizes": ()}, "multiplier_sizes should be positive widths, got ()"),
         ({"replay_size": 10_000}, "replay_size should be 1, for nothing but the round just collected is kept"),

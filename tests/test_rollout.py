@@ -35,7 +35,9 @@ def explore(params, memory: Array, obs: Array, skill: Array, noise: Array) -> tu
     return memory + 1.0, -jnp.abs(jnp.tanh(noise))
 
 
-collect = jax.jit(rollout.collect, static_argnames=("task", "explorer", "explore", "num_steps", "skill_steps"))
+collect = jax.jit(rollout.collect, static_argnames=(
+    "task", "explorer", "explore", "num_steps", "skill_steps", "action_repeat",
+))  # fmt: skip
 
 
 class Collected(NamedTuple):
@@ -49,14 +51,15 @@ class Collected(NamedTuple):
 
 @functools.cache
 def collected(
-    lifetime: float = np.inf, episode_length: int = 1000, env: Clock | None = None, skill_steps: int = 0
+    lifetime: float = np.inf, episode_length: int = 1000, env: Clock | None = None, skill_steps: int = 0,
+    action_repeat: int = 1,
 ) -> Collected:
     task = clock_task(lifetime, env=env, episode_length=episode_length)
     explorer = Counter(skill_commands(task))
     episodes = rollout.start_episodes(task, explorer, jax.random.PRNGKey(0), NUM_ENVS)
     calls = []
     for _ in range(3):
-        episodes, *rest = collect(task, explorer, explore, (), episodes, STEPS, skill_steps)
+        episodes, *rest = collect(task, explorer, explore, (), episodes, STEPS, skill_steps, action_repeat)
         calls.append(jax.device_get((episodes, *rest)))
     states, transitions, stats = zip(*calls, strict=True)
     steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *transitions)
@@ -130,6 +133,34 @@ def test_a_fresh_skill_does_not_prolong_an_episode():
     assert steps.truncated.sum() > NUM_ENVS * 4
     assert [int(sums.count) for sums in stats] == [NUM_ENVS, NUM_ENVS, 2 * NUM_ENVS]
     assert all(sums.length == 3 * sums.count for sums in stats)
+
+
+def test_an_action_may_last():
+    """Three steps each: their rewards are summed, their features averaged, and nothing in between is stored."""
+    steps, episodes, _ = collected(action_repeat=3)
+    time = 3 * np.arange(3 * STEPS)
+    np.testing.assert_array_equal(steps.obs[..., TIME], [time] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.next_obs[..., TIME], [time + 3] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.reward, [3 * time + 1 + 2 + 3] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.feature[..., 0], [time + 1] * NUM_ENVS)
+    np.testing.assert_array_equal(episodes[-1].num_steps, 9 * STEPS)
+    np.testing.assert_array_equal(episodes[-1].memory, [5 + 3 * STEPS] * NUM_ENVS)
+
+
+@pytest.mark.parametrize("limit", ["lifetime", "episode_length"])
+def test_an_action_lasts_no_longer_than_the_episode(limit):
+    """Four steps in actions of three: the second of each episode has one step of its own."""
+    steps, _, stats = collected(**{limit: 4}, action_repeat=3)
+    np.testing.assert_array_equal(steps.obs[..., TIME], [[0, 3] * 6] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.next_obs[..., TIME], [[3, 4] * 6] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.reward, [[6, 4] * 6] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.feature[..., 0], [[1, 3] * 6] * NUM_ENVS)
+    ended = steps.terminated if limit == "lifetime" else steps.truncated
+    np.testing.assert_array_equal(ended, [[0, 1] * 6] * NUM_ENVS)
+    np.testing.assert_array_equal(steps.terminated + steps.truncated, ended)
+    assert all(sums.length == 4 * sums.count and sums.is_finite for sums in stats)
+    distance = np.abs(1.5 - steps.skill[:, 1::2, 0]).sum()
+    np.testing.assert_allclose(sum(sums.distance for sums in stats), distance, rtol=1e-6)
 
 
 def test_episodes_are_numbered_for_each_env():

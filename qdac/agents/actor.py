@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,17 @@ class ActorConfig(TrunkConfig):
     actor_average_rate: float = 1.0
     """How far the policy moves towards the actor that is trained at each update; 1 for the same. Off-policy it also
     collects."""
+    action_repeat: int | None = 1
+    """Env steps that an action lasts, in training and whenever the policy acts; none for the task's own. All that is
+    counted in actions, rounds, horizons and windows, then takes longer."""
     normalize_observations: bool = False
     """Shift and scale observations by their running mean and deviation over all steps collected."""
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
             raise UserError(f"learning_rate should be positive, got {self.learning_rate}")
+        if self.action_repeat is not None and not self.action_repeat > 0:
+            raise UserError(f"action_repeat should be positive, got {self.action_repeat}")
         if not self.max_gradient_norm >= 0:
             raise UserError(f"max_gradient_norm should not be negative, got {self.max_gradient_norm}")
         if not 0 < self.actor_average_rate <= 1:
@@ -46,6 +51,10 @@ class ActorConfig(TrunkConfig):
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
         check_schedule(self, "final_learning_rate", "learning_rate_updates")
         super().__post_init__()
+
+    def for_task(self, task: Task) -> Self:
+        action_repeat = task.action_repeat if self.action_repeat is None else self.action_repeat
+        return super(ActorConfig, dataclasses.replace(self, action_repeat=action_repeat)).for_task(task)
 
 
 class Moments(NamedTuple):
@@ -71,6 +80,13 @@ class Moments(NamedTuple):
     def normalize(self, obs: Array) -> Array:
         """Returns observations of zero mean and unit variance, where they vary at all, within 10 deviations."""
         return jnp.clip((obs - self.mean) * jax.lax.rsqrt(self.variance + 1e-4), -10.0, 10.0)
+
+
+class Held(NamedTuple):
+    """An action that lasts for more than one step."""
+
+    action: Array
+    steps_left: Array
 
 
 class State(NamedTuple):
@@ -140,12 +156,24 @@ class Actor:
         """Returns what `explore` needs."""
         return self.policy_params(state)
 
-    def initial_carry(self, num: int) -> tuple[()]:
-        return ()
+    def initial_carry(self, num: int) -> Held | tuple[()]:
+        """Returns the memory of an actor: none, but for the action that goes on where actions last."""
+        if self.config.action_repeat == 1:
+            return ()
+        return Held(jnp.zeros((num, self.task.action_size)), jnp.zeros(num, jnp.int32))
 
-    def step(self, params: Params, carry: tuple[()], obs: Array, skill: Array) -> tuple[tuple[()], Array]:
+    def step(
+        self, params: Params, carry: Held | tuple[()], obs: Array, skill: Array
+    ) -> tuple[Held | tuple[()], Array]:
         """Returns the deterministic actions tanh(mean) for [num, obs_size] and [num, skill_size]."""
-        return carry, self.act(params, obs, self.command(params, skill))
+        return self.hold(carry, self.act(params, obs, self.command(params, skill)))
+
+    def hold(self, carry: Held | tuple[()], action: Array) -> tuple[Held | tuple[()], Array]:
+        """Returns the memory and the actions that are under way, or new ones where none is."""
+        if self.config.action_repeat == 1:
+            return carry, action
+        action = jnp.where(carry.steps_left[:, None] > 0, carry.action, action)
+        return Held(action, (carry.steps_left - 1) % self.config.action_repeat), action
 
     def act(self, params: Params, obs: Array, command: Array) -> Array:
         """Returns the deterministic actions for observations and commands."""

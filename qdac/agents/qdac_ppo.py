@@ -31,6 +31,7 @@ from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.soft import bellman_loss
 from qdac.errors import UserError
 from qdac.replay import Replay
+from qdac.trunk import check_schedule
 from qdac.types import Array, Params, Task, Transition
 
 MAX_LOG_RATIO = 10.0
@@ -61,6 +62,13 @@ class Config(SkillConfig, ActorConfig):
     collected the round."""
     entropy_bonus: float = 1e-3
     """What the entropy of the policy adds to the objective, whose advantages are scaled to a deviation of 1."""
+    final_noise: float = 0.0
+    """Where the largest deviation of the policy's actions ends, before their tanh, which starts at 1; 0 to keep it."""
+    noise_updates: int = 0
+    """Updates over which it moves there, geometrically."""
+    average_discount: float | None = 0.0
+    """gamma of the average of features that is compared with the skill, where `feature_discount` is how far advantages
+    look for what an action does to it; 0 for the same, none for ten times the task's short horizon."""
     step_reward_weight: float = 1.0
     """What the reward of a step, (1 - gamma) V, weighs against the distance; 0 for V itself, a sum."""
     multiplier_sizes: tuple[int, ...] = (64, 64)
@@ -73,6 +81,9 @@ class Config(SkillConfig, ActorConfig):
         for name in ("clip_ratio", "max_divergence"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        check_schedule(self, "final_noise", "noise_updates")
+        if not 0 <= (self.average_discount or 0.0) < 1:
+            raise UserError(f"average_discount should be in [0, 1), got {self.average_discount}")
         for name in ("entropy_bonus", "step_reward_weight"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
@@ -94,7 +105,10 @@ class Config(SkillConfig, ActorConfig):
                     f"{name} should be {values[0]}, for nothing but the round just collected is kept, got "
                     f"{getattr(self, name)}; leave it out"
                 )
-        return dataclasses.replace(super().for_task(task), replay_size=size)
+        config = dataclasses.replace(super().for_task(task), replay_size=size)
+        if config.average_discount is not None:
+            return config
+        return dataclasses.replace(config, average_discount=1.0 - 0.1 / config.short_horizon(task))
 
 
 class Rows(NamedTuple):
@@ -157,7 +171,39 @@ class QDACPPO(SkillObjective, Actor):
 
     def collector_params(self, state: State) -> Params:
         """Returns the actor as it is, not its average: what it is judged by must be its own steps."""
-        return {**self.policy_params(state), "actor": state.params["actor"]}
+        return {
+            **self.policy_params(state), "actor": state.params["actor"], "noise": self.noise(state.num_updates)
+        }
+
+    def explore(
+        self, params: Params, memory: tuple[()], obs: Array, command: Array, noise: Array
+    ) -> tuple[tuple[()], Array]:
+        return super().explore(params, memory, obs, command, params["noise"] * noise)
+
+    def noise(self, num_updates: Array) -> Array:
+        """Returns the largest deviation of actions: one value for all updates of a round."""
+        config = self.config
+        if not config.final_noise:
+            return jnp.ones(())
+        num_updates = num_updates // config.updates_per_iteration * config.updates_per_iteration
+        return config.final_noise ** jnp.clip(num_updates / config.noise_updates, 0.0, 1.0)
+
+    @property
+    def num_averaged(self) -> int:
+        """How many features the critic expects twice, the second time over a longer time."""
+        return self.task.skill_size if self.config.average_discount else 0
+
+    def discounts(self, discount: Array | float) -> Array:
+        """Returns gamma of each of the critic's numbers: value, skill critic, long averages of the features."""
+        longer = jnp.full(self.num_averaged, self.config.average_discount)
+        return jnp.concatenate([jnp.atleast_1d(discount), self.skill_discounts(discount), longer])
+
+    def compared(self, average: Array) -> Array:
+        """Returns what is compared with the skill, and death [..., skill_outputs], of all the critic expects."""
+        skill_part = average[..., 1 : 1 + self.skill_outputs]
+        if not self.num_averaged:
+            return skill_part
+        return jnp.concatenate([average[..., 1 + self.skill_outputs :], skill_part[..., self.num_averaged :]], axis=-1)
 
     def gaussian(self, outputs: Array) -> tuple[Array, Array]:
         return nets.bounded_gaussian(outputs)
@@ -169,12 +215,16 @@ class QDACPPO(SkillObjective, Actor):
         state_size = task.obs_size + self.condition_size
         actor = nets.init_mlp(key_actor, (state_size, *config.hidden_sizes, 2 * task.action_size))
         actor[-1]["kernel"] *= 0.1
-        sizes = (state_size, *config.hidden_sizes, 1 + self.skill_outputs)
+        sizes = (state_size, *config.hidden_sizes, 1 + self.skill_outputs + self.num_averaged)
         networks = {"actor": actor, "critic": nets.init_mlp(key_critic, sizes)}
         if config.multiplier is None:
             sizes = (state_size, *config.multiplier_sizes, 1)
             networks["multiplier"] = nets.init_mlp(key_multiplier, sizes, zero_output=True)
         return networks
+
+    def outputs(self, of_value: Array, of_skill: Array) -> Array:
+        """Returns numbers for each output of the critic, from those of value [...] and skill critic."""
+        return jnp.concatenate([of_value[..., None], of_skill, of_skill[..., : self.num_averaged]], axis=-1)
 
     def draw(self, state: State, replay: Replay, key: Array) -> Rows:
         """Returns a mini-batch of the round. All but which steps are in it is the same for every key."""
@@ -187,32 +237,36 @@ class QDACPPO(SkillObjective, Actor):
         """Returns all steps of a round [envs, steps, ...] with what they did to the objective."""
         config, params = self.config, state.params
         discount = self.discount(state.num_updates)
-        skill_discounts = self.skill_discounts(discount)
         skill = self.normalize(steps.skill)
         now, later = (
             jnp.concatenate([self.normalize_obs(state.moments, obs), skill], axis=-1)
             for obs in (steps.obs, steps.next_obs)
         )
         value = nets.apply_mlp(params["critic"], now)
-        after_death = jnp.pad(self.after_death(steps.skill), ((0, 0), (0, 0), (1, 0)))
+        after_death = self.outputs(jnp.zeros_like(steps.reward), self.after_death(steps.skill))
         next_value = jnp.where(steps.terminated[..., None] > 0, after_death, nets.apply_mlp(params["critic"], later))
-        lived = jnp.concatenate([steps.reward[..., None], self.summed(self.normalize(steps.feature), skill)], axis=-1)
-        discounts = jnp.append(discount, skill_discounts)
+        lived = self.outputs(steps.reward, self.summed(self.normalize(steps.feature), skill))
+        discounts = self.discounts(discount)
         found = advantages(
             lived, value, next_value, steps.terminated + steps.truncated, discounts, config.return_mix
         )
 
-        def total_distance(average: Array) -> Array:
-            return self.distances(average / (1.0 - skill_discounts), skill, skill_discounts)[0].sum()
+        long_discounts = self.compared(discounts)
 
-        direction = jax.grad(total_distance)(value[..., 1:])
+        def total_distance(average: Array) -> Array:
+            return self.distances(average / (1.0 - long_discounts), skill, long_discounts)[0].sum()
+
+        direction = jax.grad(total_distance)(self.compared(value))
         multiplier = self.multiplier(params, now)
         # Against a sum of distances, the value is a sum too.
         is_of_step = config.step_reward_weight and config.skill_critic == "successor"
         weight = config.step_reward_weight if is_of_step else 1.0 / (1.0 - discount)
-        advantage = (1.0 - multiplier) * weight * found[..., 0] - multiplier * (direction * found[..., 1:]).sum(axis=-1)
+        advantage = (1.0 - multiplier) * weight * found[..., 0] - multiplier * (
+            direction * found[..., 1 : 1 + self.skill_outputs]
+        ).sum(axis=-1)
         pre_tanh = jnp.arctanh(jnp.clip(steps.action, -1.0 + 1e-6, 1.0 - 1e-6))
         mean, std = self.gaussian(nets.apply_mlp(params["actor"], now))
+        std = self.noise(state.num_updates) * std
         return Rows(
             state=now,
             skill=steps.skill,
@@ -242,19 +296,20 @@ class QDACPPO(SkillObjective, Actor):
     ) -> tuple[Array, dict[str, Array]]:
         """Returns the sum of all losses, each with a gradient for its own network only, and the metrics."""
         config, fixed = self.config, jax.lax.stop_gradient
-        discounts = self.skill_discounts(self.discount(num_updates))
         value = nets.apply_mlp(params["critic"], rows.state)
         loss_critic = bellman_loss(value[:, :1], rows.goal[:, :1], in_variances=True)
         loss_successor = bellman_loss(value[:, 1:], rows.goal[:, 1:], in_variances=True)
 
         mean, std = self.gaussian(nets.apply_mlp(params["actor"], rows.state))
+        std = self.noise(num_updates) * std
         log_ratio = nets.tanh_gaussian_log_prob(mean, std, rows.pre_tanh) - rows.log_prob
         loss_actor = actor_loss(log_ratio, rows.advantage, config.clip_ratio)
         drawn = mean + std * jax.random.normal(key, mean.shape)
         entropy = -nets.tanh_gaussian_log_prob(mean, std, drawn).mean()
 
+        discounts = self.compared(self.discounts(self.discount(num_updates)))
         _, skill_distance = self.distances(
-            fixed(value[:, 1:]) / (1.0 - discounts), self.normalize(rows.skill), discounts
+            self.compared(fixed(value)) / (1.0 - discounts), self.normalize(rows.skill), discounts
         )
         loss_multiplier, of_multiplier = self.multiplier_loss(params, rows.state, skill_distance, num_updates)
         metrics = {

@@ -49,7 +49,7 @@ class SkillConfig(TrunkConfig):
     threshold_updates: int = 0
     """Updates over which the threshold moves from its start to the task's, geometrically."""
     skill_steps: int = 0
-    """Steps after which an episode goes on with a fresh skill, on average, at any time; 0 for one skill an episode."""
+    """Actions after which an episode goes on with a fresh skill, on average, at any time; 0 for one skill an episode."""
 
     def __post_init__(self) -> None:
         if not self.huber_scale > 0:
@@ -74,7 +74,7 @@ class SkillConfig(TrunkConfig):
         config = super().for_task(task)
         if config.feature_discount is not None:
             return config
-        return dataclasses.replace(config, feature_discount=1.0 - 0.5 / task.short_horizon)
+        return dataclasses.replace(config, feature_discount=1.0 - 0.5 / config.short_horizon(task))
 
 
 def pseudo_huber(difference: Array, scale: float) -> Array:

@@ -54,7 +54,7 @@ class SoftConfig(ActorConfig):
         config = super().for_task(task)
         if config.n_step is not None:
             return config
-        return dataclasses.replace(config, n_step=max(1, round(0.8 * task.short_horizon)))
+        return dataclasses.replace(config, n_step=max(1, round(0.8 * config.short_horizon(task))))
 
 
 LAPTOP = {

@@ -149,6 +149,10 @@ SHORT_HORIZONS = {"walker2d": 20, "ant": 12, "humanoid": 33}
 """Measured (docs/recipe.md): 0.16, 0.6 and 0.5 s of the robot's time."""
 
 
+ACTION_REPEATS = {"walker2d": 4, "ant": 1, "humanoid": 2}
+"""0.032, 0.05 and 0.03 s of the robot's time."""
+
+
 def reference_return(robot: str) -> float | None:
     """Returns what SAC reached with a robot, from sac_returns.json, which names the run of each."""
     runs = json.loads(resources.files("qdac.tasks").joinpath("sac_returns.json").read_text())
@@ -171,5 +175,6 @@ def make(
         name=name, env=env, feature_fn=spec.feature, skill_space=spec.skill_space,
         threshold=spec.threshold, d_eval=spec.d_eval, episode_length=episode_length,
         summary=spec.summary, feature_names=spec.feature_names,
-        short_horizon=SHORT_HORIZONS[spec.robot], reference_return=reference_return(spec.robot) if is_known else None,
+        short_horizon=SHORT_HORIZONS[spec.robot], action_repeat=ACTION_REPEATS[spec.robot],
+        reference_return=reference_return(spec.robot) if is_known else None,
     )

@@ -115,5 +115,7 @@ def check_task(task: Task) -> None:
             raise UserError(f"task {task.name!r}: {what} should be positive, got {value}")
     if task.episode_length < 1:
         raise UserError(f"task {task.name!r}: episode_length should be at least 1, got {task.episode_length}")
+    if task.action_repeat < 1:
+        raise UserError(f"task {task.name!r}: action_repeat should be at least 1, got {task.action_repeat}")
     if task.short_horizon < 2:
         raise UserError(f"task {task.name!r}: short_horizon should be at least 2 steps, got {task.short_horizon}")
