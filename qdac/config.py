@@ -94,10 +94,11 @@ def default_config(
 ) -> TrainConfig:
     """Returns a preset of an algorithm for a task."""
     found = get_preset(algo, preset)
-    return TrainConfig(
+    config = TrainConfig(
         algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps,
         max_minutes=found.max_minutes, keep=found.keep, eval_interval=found.eval_interval,
     )
+    return with_overrides(config, found.of_tasks.get(task, {}))
 
 
 def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -97,9 +97,9 @@ def test_what_a_step_did_to_the_objective(death, weight):
 
 
 def test_the_long_average_says_where_to_go_and_the_short_one_what_an_action_did():
-    """As above, apart, with lambda 1: the feature is expected at 0.5 soon and at -0.3 in the long run. That is below the
-    skill 0.1, so to raise it is good: what a step did to the short average, -0.1 and -0.36, counts with its sign turned
-    around. The long average has a goal of its own, with gamma 0.95: 0.05 * -0.5 + 0.95 * -0.3, and at death
+    """As above, apart, with lambda 1: the feature is expected at 0.5 soon and at -0.3 in the long run. That is below
+    the skill 0.1, so to raise it is good: what a step did to the short average, -0.1 and -0.36, counts with its sign
+    turned around. The long average has a goal of its own, with gamma 0.95: 0.05 * -0.5 + 0.95 * -0.3, and at death
     0.05 * 0.5 + 0.95 * 0.1."""
     agent = clock_agent(
         death="apart", return_mix=0.0, huber_scale=1e-6, multiplier=1.0, average_discount=0.95, death_distance=1e-6

@@ -22,6 +22,8 @@ class Preset:
     max_minutes: float = 0.0
     keep: Literal["last", "best"] = "last"
     eval_interval: int = 0
+    of_tasks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Fields of run or algorithm that are otherwise for the tasks of these names."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ class SkillConfig(TrunkConfig):
     threshold_updates: int = 0
     """Updates over which the threshold moves from its start to the task's, geometrically."""
     skill_steps: int = 0
-    """Actions after which an episode goes on with a fresh skill, on average, at any time; 0 for one skill an episode."""
+    """Actions after which an episode goes on with a fresh skill, on average, at any time; 0 for one an episode."""
 
     def __post_init__(self) -> None:
         if not self.huber_scale > 0:
