@@ -70,7 +70,7 @@ class TrunkConfig:
             if not 0 <= (getattr(self, name) or 0.0) < 1:
                 raise UserError(f"{name} should be in [0, 1), got {getattr(self, name)}")
         check_schedule(self, "initial_discount", "discount_updates")
-        least = self.num_envs * (self.window - self.steps_per_iteration)
+        least = self.num_envs * (self.window - self.steps_per_iteration) * (self.action_repeat or 1)
         if self.warmup_steps < least:
             raise UserError(
                 f"warmup_steps should be at least {least}, to fill a window of {self.window} steps of "

@@ -191,7 +191,10 @@ def skill_commands(task: Task) -> Commands:
 
 
 class Transition(NamedTuple):
-    """One env step. `next_obs` is the true next observation, before any reset."""
+    """One action, and the env step it took. `next_obs` is the true next observation, before any reset.
+
+    Where an action lasts several steps, `reward` is their sum and `feature` the mean over the states before them.
+    """
 
     obs: Array
     action: Array

@@ -48,7 +48,7 @@ class Algorithm:
 def _presets(laptop: Any, paper: Any, debug: Any) -> dict[str, Preset]:
     """Returns the three presets that every algorithm has, with the budgets of QDAC's."""
     return {
-        "laptop": Preset(laptop, 100_000_000, "what an hour on 2 cores can give", max_minutes=60.0, keep="best"),
+        "laptop": Preset(laptop, 1_000_000_000, "what an hour on 2 cores can give", max_minutes=60.0, keep="best"),
         "paper": Preset(paper, 10_000_000, "the paper's hyper-parameters and budget, for a GPU"),
         "debug": Preset(debug, 4_096, "everything tiny: the whole pipeline in a minute"),
     }
@@ -70,7 +70,7 @@ def _on_trunk(
 
 FEW_STEPS = {"eval_interval": 50_000}
 """For those that make many updates of few env steps."""
-MANY_STEPS = {"eval_interval": 2_000_000}
+MANY_STEPS = {"eval_interval": 2_000_000, "of_tasks": qdac_ppo.LAPTOP_OF_TASKS}
 
 
 ALGORITHMS = {
