@@ -10,9 +10,10 @@ changes the objective by
 
     (1 - lambda) A_V  -  lambda u . A_psi,    u the direction of (1 - gamma) psi - z,
 
-and PPO's clipped loss (Schulman et al., 2017) raises the probability of those that change it for the better. One
-network expects value, successor features and death; lambda is learned as in QDAC. What both make of skills is in
-skills.py.
+and PPO's clipped loss (Schulman et al., 2017) raises the probability of those that change it for the better. u, and
+whether the skill counts as executed, may be of an average over a longer time than A_psi looks ahead: within a stride
+the shorter one goes up and down around the skill. One network expects value, successor features and death; lambda is
+learned as in QDAC. What both make of skills is in skills.py.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Rows(NamedTuple):
     advantage: Array
     """How much better the action was than the policy, in deviations over the round."""
     goal: Array
-    """What the critic is to expect: averages of reward, features and death, [num, 1 + skill_outputs]."""
+    """What the critic is to expect: averages of reward, features and death, and of features over a longer time."""
 
 
 # One function an equation. Every argument is what the equation names, already evaluated.
@@ -178,6 +179,7 @@ class QDACPPO(SkillObjective, Actor):
     def explore(
         self, params: Params, memory: tuple[()], obs: Array, command: Array, noise: Array
     ) -> tuple[tuple[()], Array]:
+        """Returns actions with the round's share of the noise."""
         return super().explore(params, memory, obs, command, params["noise"] * noise)
 
     def noise(self, num_updates: Array) -> Array:
@@ -191,7 +193,8 @@ class QDACPPO(SkillObjective, Actor):
     @property
     def num_averaged(self) -> int:
         """How many features the critic expects twice, the second time over a longer time."""
-        return self.task.skill_size if self.config.average_discount else 0
+        has_features = self.config.skill_critic == "successor"
+        return self.task.skill_size if self.config.average_discount and has_features else 0
 
     def discounts(self, discount: Array | float) -> Array:
         """Returns gamma of each of the critic's numbers: value, skill critic, long averages of the features."""
@@ -250,20 +253,18 @@ class QDACPPO(SkillObjective, Actor):
         found = advantages(
             lived, value, next_value, steps.terminated + steps.truncated, discounts, config.return_mix
         )
-
         long_discounts = self.compared(discounts)
 
         def total_distance(average: Array) -> Array:
             return self.distances(average / (1.0 - long_discounts), skill, long_discounts)[0].sum()
 
         direction = jax.grad(total_distance)(self.compared(value))
+        change = (direction * found[..., 1 : 1 + self.skill_outputs]).sum(axis=-1)
         multiplier = self.multiplier(params, now)
         # Against a sum of distances, the value is a sum too.
         is_of_step = config.step_reward_weight and config.skill_critic == "successor"
         weight = config.step_reward_weight if is_of_step else 1.0 / (1.0 - discount)
-        advantage = (1.0 - multiplier) * weight * found[..., 0] - multiplier * (
-            direction * found[..., 1 : 1 + self.skill_outputs]
-        ).sum(axis=-1)
+        advantage = (1.0 - multiplier) * weight * found[..., 0] - multiplier * change
         pre_tanh = jnp.arctanh(jnp.clip(steps.action, -1.0 + 1e-6, 1.0 - 1e-6))
         mean, std = self.gaussian(nets.apply_mlp(params["actor"], now))
         std = self.noise(state.num_updates) * std
