@@ -13,6 +13,7 @@ import numpy as np
 
 from qdac.agents import get_algorithm, get_preset
 from qdac.errors import UserError, check_seed, unknown_name
+from qdac.presets import OF_TASKS
 from qdac.runs import config_difference
 from qdac.types import Task
 
@@ -98,7 +99,7 @@ def default_config(
         algo=algo, task=task, preset=preset, agent=found.config, steps=found.steps,
         max_minutes=found.max_minutes, keep=found.keep, eval_interval=found.eval_interval,
     )
-    return with_overrides(config, found.of_tasks.get(task, {}))
+    return with_overrides(config, OF_TASKS.get((algo, preset), {}).get(task, {}))
 
 
 def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -12,8 +12,8 @@ import tiny
 
 import qdac
 from examples.point_mass import point_mass
-from qdac.agents import ALGORITHMS
 from qdac.config import default_config, with_overrides
+from qdac.presets import OF_TASKS
 from qdac.tasks import locomotion
 
 
@@ -124,19 +124,14 @@ def test_values_of_another_type_are_refused(tmp_path, field, value, message):
 
 
 def test_presets_differ_only_for_tasks_that_there_are():
-    found = [
-        (algo, task, preset, fields)
-        for algo, algorithm in ALGORITHMS.items()
-        for preset, values in algorithm.presets.items()
-        for task, fields in values.of_tasks.items()
-    ]
-    assert found, "at least QDAC on PPO has some"
-    for algo, task, preset, fields in found:
-        assert task in locomotion.SPECS
-        config, usual = default_config(algo, task, preset), default_config(algo, "my_module:my_task", preset)
-        named = {**vars(config.agent), **vars(config)}
-        assert {name: named[name] for name in fields} == fields
-        assert config.agent != usual.agent
+    for (algo, preset), tasks in OF_TASKS.items():
+        usual = default_config(algo, "my_module:my_task", preset)
+        for task, fields in tasks.items():
+            assert task in locomotion.SPECS
+            config = default_config(algo, task, preset)
+            named = {**vars(config.agent), **vars(config)}
+            assert {name: named[name] for name in fields} == fields
+            assert config.agent != usual.agent
 
 
 def test_values_are_held_as_their_field_has_them():

@@ -19,6 +19,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"evaluation"},
     {"report"},
     {"config"},
+    {"presets"},
     {"agents"},
     {"trunk"},
     {"rollout"},

@@ -22,8 +22,6 @@ class Preset:
     max_minutes: float = 0.0
     keep: Literal["last", "best"] = "last"
     eval_interval: int = 0
-    of_tasks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """Fields of run or algorithm that are otherwise for the tasks of these names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ def _on_trunk(
 
 FEW_STEPS = {"eval_interval": 50_000}
 """For those that make many updates of few env steps."""
-MANY_STEPS = {"eval_interval": 2_000_000, "of_tasks": qdac_ppo.LAPTOP_OF_TASKS}
+MANY_STEPS = {"eval_interval": 2_000_000}
 
 
 ALGORITHMS = {

@@ -335,15 +335,4 @@ LAPTOP = Config(
 )  # fmt: skip
 """An hour on 2 cores; docs/recipe.md."""
 
-LAPTOP_OF_TASKS = {
-    "ant_feet_contact": {"step_reward_weight": 10.0, "actor_average_rate": 0.002, "keep": "last"},
-    "humanoid_feet_contact": {"learning_rate": 4e-4, "learning_rate_updates": 60_000, "skill_steps": 0},
-    "walker2d_feet_contact": {
-        "action_repeat": None, "feature_discount": 0.95, "discount": 0.985, "average_discount": 0.99,
-        "skill_steps": 125, "step_reward_weight": 10.0, "entropy_bonus": 0.0, "final_noise": 0.2,
-        "noise_updates": 25_000, "keep": "last", "eval_interval": 4_000_000,
-    },
-}  # fmt: skip
-"""What was better in runs of these tasks; not tried on the others."""
-
 DEBUG = Config(hidden_sizes=(32, 32), batch_size=32, num_envs=16, steps_per_iteration=8, updates_per_iteration=2)
