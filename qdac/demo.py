@@ -17,7 +17,7 @@ from qdac.types import Task
 TASK = "walker2d_feet_contact"
 PRESET = "laptop"
 OVERRIDES: dict[str, Any] = {
-    "max_minutes": 2.5, "eval_interval": 100_000, "eval_skills": 64, "keep": "last", "replay_size": 1_000_000,
+    "max_minutes": 2.5, "eval_interval": 200_000, "eval_skills": 64, "keep": "last", "replay_size": 1_000_000,
 }  # fmt: skip
 """A few minutes, with rows to draw learning curves of, and a checkpoint that is not large."""
 ROLLOUTS = 1
