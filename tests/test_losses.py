@@ -219,6 +219,35 @@ def test_features_may_have_a_shorter_horizon_than_death(shared_critics, average_
     close(metrics["train/expected_distance"], 0.4 + 0.2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shared_critics", [False, True])
+def test_losses_where_the_steps_lived_count(shared_critics):
+    """psi has two more numbers, the share of death in the features' time and death's distance, 3; all heads sum to 1.
+
+    gamma is 0.5 for the features and the share, 0.9 for death. Half of the future is lived, so that the features lived
+    are twice as far as where death is apart, and 0.1 is death. The share is taught 0.5 * 2 and 0.5 / (1 - 0.5), the
+    rest as there.
+    """
+    config = small_config(shared_critics=shared_critics, death="lived", death_distance=3.0, feature_discount=0.5)
+    agent = qdac.QDAC(config, clock_task())
+    metrics = losses(agent, *constant_networks(agent))
+    errors = np.subtract.outer([-2, 4], [0.5, 0.6, 1.0, 1.0, 1.8, 27.0])
+    close(metrics["loss/successor"], np.square(errors).mean() / 2, rtol=1e-4)
+    close(metrics["loss/actor"], -0.25 * 5 + 0.75 * (2 * (0.4 - 0.001) / 2 + 0.1), rtol=1e-4)
+    close(metrics["train/expected_distance"], 2 * 0.4 + 0.2, rtol=1e-4)
+
+
+def test_death_goes_on_at_the_distance_lived():
+    """Half of the time lived at 0.3 from the skill: to die sooner is as far, to change what is lived is all there is.
+
+    Hardly any of it lived: no more than ten times what remains.
+    """
+    distance, share = jnp.array([0.15, 0.001]), jnp.array([0.5, 0.99])
+    found, slopes = jax.vmap(jax.value_and_grad(skills.over_life, argnums=(0, 1)))(distance, share)
+    close(found, [0.3, 0.001 + 0.01 * 0.99])
+    close(slopes[0], [1.0, 1.0])
+    close(slopes[1], [0.3, 0.01])
+
+
 def test_horizons_are_the_task_s_where_asked_for():
     """A short horizon of 4 steps: 8 for features, 20 for Q and death, so 1 / (1 - 7/8) and 1 / (1 - 0.95)."""
     task = dataclasses.replace(clock_task(), short_horizon=4)

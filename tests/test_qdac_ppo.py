@@ -112,6 +112,19 @@ def test_the_long_average_says_where_to_go_and_the_short_one_what_an_action_did(
     close(metrics["train/expected_distance"], 0.8)
 
 
+def test_the_share_of_death_has_a_long_average_too_where_the_steps_lived_count():
+    """As above, where death is also expected to be half of the long run: what is lived is 0.4 / 0.5 away, twice that in
+    the task's units. Of death a step teaches 0.9 * 0 and 0.9 for the short time, 0.95 * 0.5 and 0.95 for the long."""
+    agent = clock_agent(
+        death="lived", return_mix=0.0, huber_scale=1e-6, multiplier=1.0, average_discount=0.95, death_distance=1e-6
+    )
+    state = constant_state(agent, [4.0, 0.5, 0.0, 0.0, -0.3, 0.5], 0.0)
+    rows = agent.judged(state, STEPS)
+    close(rows.goal[0], [[3.7, 0.4, 0.0, 0.0, -0.31, 0.475], [0.2, 0.14, 0.9, 0.0, 0.12, 0.95]], atol=1e-5)
+    _, metrics = agent.losses(state.params, jnp.array(0), rows_of(rows), KEY)
+    close(metrics["train/expected_distance"], 1.6)
+
+
 def test_long_averages_are_ten_times_the_task_s_short_horizon_where_asked_for():
     """In actions: one that lasts 2 steps is worth two."""
     task = dataclasses.replace(clock_task(), short_horizon=20, action_repeat=2)

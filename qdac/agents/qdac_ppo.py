@@ -192,9 +192,8 @@ class QDACPPO(SkillObjective, Actor):
 
     @property
     def num_averaged(self) -> int:
-        """How many features the critic expects twice, the second time over a longer time."""
-        has_features = self.config.skill_critic == "successor"
-        return self.task.skill_size if self.config.average_discount and has_features else 0
+        """How many averages of features the critic expects twice, the second time over a longer time."""
+        return int(self.are_features.sum()) if self.config.average_discount else 0
 
     def discounts(self, discount: Array | float) -> Array:
         """Returns gamma of each of the critic's numbers: value, skill critic, long averages of the features."""

@@ -22,6 +22,10 @@ from qdac.trunk import TrunkConfig, check_schedule
 from qdac.types import Array, Params, Task
 
 
+MIN_LIFE = 0.1
+"""The smallest share of the features' time that what was lived of it is scaled up from."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SkillConfig(TrunkConfig):
     """Hyper-parameters of the skill's side of the objective; the defaults are the paper's."""
@@ -38,12 +42,13 @@ class SkillConfig(TrunkConfig):
     feature_discount: float | None = 0.0
     """gamma of the features in psi, where they are averaged over a shorter time than Q and death look ahead; 0 for
     the same gamma, none for twice the task's short horizon."""
-    death: Literal["centre", "opposite", "apart"] = "centre"
+    death: Literal["centre", "opposite", "apart", "lived"] = "centre"
     """The feature that follows a termination, for ever: zeros (the centre of a normalised skill space), the
-    skill farthest from the one asked for, or nothing but a distance, apart from all features."""
+    skill farthest from the one asked for, or nothing but a distance, apart from all features; `lived` as well, with
+    features averaged over the steps lived, as in an evaluation, so that death brings no skill closer."""
     death_distance: float | None = 2.0
-    """How far from every skill death is, in units of the critics, where it is apart; none for as far as the farthest
-    skill, so that it is no worse than doing the opposite."""
+    """How far from every skill death is, in units of the critics, where it is apart, and how much farther than the
+    features lived; none for as far as the farthest skill, so that it is no worse than doing the opposite."""
     initial_threshold: float = 0.0
     """Where the threshold starts, in multiples of the task's; 0 to keep the task's throughout."""
     threshold_updates: int = 0
@@ -88,6 +93,16 @@ def multiplier_loss(logit: Array, skill_distance: Array, threshold: Array, weigh
     return (weight * optax.sigmoid_binary_cross_entropy(logit, violated)).mean()
 
 
+def over_life(distance: Array, share_of_death: Array) -> Array:
+    """Returns the distance of the features lived, from one in which death counts as the skill.
+
+    Its gradient is that of a death which goes on at the distance lived: weighed by the share that is lived, so that
+    the last steps before a death do not outweigh all others.
+    """
+    lived = jax.lax.stop_gradient(distance / jnp.maximum(1.0 - share_of_death, MIN_LIFE))
+    return distance + lived * share_of_death
+
+
 class SkillObjective:
     """What an agent with a `SkillConfig` knows of skills and features."""
 
@@ -107,8 +122,9 @@ class SkillObjective:
 
     @property
     def more_outputs(self) -> int:
-        """How many numbers the successor features have beside the skill's: one where death is apart."""
-        return int(self.config.death == "apart")
+        """How many numbers the successor features have beside the skill's: the distance of death where it is apart,
+        and before it its share of the features' time where the steps lived count."""
+        return {"apart": 1, "lived": 2}.get(self.config.death, 0)
 
     @property
     def skill_outputs(self) -> int:
@@ -117,9 +133,9 @@ class SkillObjective:
 
     @functools.cached_property
     def are_features(self) -> np.ndarray:
-        """Which of the skill critic's numbers are features, [skill_outputs]."""
-        num_features = self.task.skill_size if self.config.skill_critic == "successor" else 0
-        return np.arange(self.skill_outputs) < num_features
+        """Which of the skill critic's numbers are averages over the features' time, [skill_outputs]."""
+        num_features = self.task.skill_size + int(self.config.death == "lived")
+        return np.arange(self.skill_outputs) < (num_features if self.config.skill_critic == "successor" else 0)
 
     def feature_discount(self, discount: Array | float) -> Array | float:
         """Returns gamma of the features, where that of all else is `discount`."""
@@ -163,7 +179,7 @@ class SkillObjective:
 
     def after_death(self, skill: Array) -> Array:
         """Returns what the skill critic sums at each step after a termination, for skills in the task's units."""
-        if self.config.death != "apart":
+        if self.config.death not in ("apart", "lived"):
             return self.summed(self.death_feature(skill), self.normalize(skill))
         if self.config.death_distance is None:
             gone = jnp.linalg.norm(self.farthest(skill) - self.normalize(skill), axis=-1, keepdims=True)
@@ -171,7 +187,8 @@ class SkillObjective:
             gone = jnp.full((*skill.shape[:-1], 1), self.config.death_distance)
         if self.config.skill_critic == "distance":
             return gone
-        return jnp.concatenate([self.normalize(skill), gone], axis=-1)
+        share = jnp.ones((*skill.shape[:-1], self.more_outputs - 1))
+        return jnp.concatenate([self.normalize(skill), share, gone], axis=-1)
 
     def death_feature(self, skill: Array) -> Array:
         """Returns the feature that follows a termination for each skill (task's units), in units of the critics."""
@@ -202,9 +219,10 @@ class SkillObjective:
         average = (1.0 - discounts) * expected_sum
         if self.config.skill_critic == "distance":
             return expected_sum[..., 0], average[..., 0] * self.unit.mean()
-        difference = average[..., : skill.shape[-1]] - skill
-        gone = average[..., skill.shape[-1] :].sum(axis=-1)
-        return (
-            pseudo_huber(difference, self.config.huber_scale) + gone,
-            jnp.linalg.norm(difference * self.unit, axis=-1) + gone * self.unit.mean(),
-        )
+        size = skill.shape[-1]
+        difference = average[..., :size] - skill
+        gone = average[..., size:][..., -1:].sum(axis=-1)
+        distances = pseudo_huber(difference, self.config.huber_scale), jnp.linalg.norm(difference * self.unit, axis=-1)
+        if self.config.death == "lived":
+            distances = tuple(over_life(distance, average[..., size]) for distance in distances)
+        return distances[0] + gone, distances[1] + gone * self.unit.mean()
