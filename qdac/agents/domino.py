@@ -243,7 +243,7 @@ class DOMiNO(soft.SoftActorCritic):
 
 LAPTOP = Config(
     **soft.LAPTOP
-    | {"num_envs": 240, "batch_size": 320, "steps_per_iteration": 32, "replay_size": 500_000, "discount": 0.997}
+    | {"num_envs": 240, "batch_size": 320, "steps_per_iteration": 32, "replay_size": 500_000}
 )
 """More steps, since each policy has a tenth of them, and a replay that its averages are of the recent past in."""
 DEBUG = Config(**soft.DEBUG | {"num_envs": 20, "batch_size": 40})

@@ -186,7 +186,6 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
 
 LAPTOP = Config(
     **soft.LAPTOP,
-    action_repeat=None,
     replay_parts=32,
     shared_critics=True,
     balance_critics=True,

@@ -36,7 +36,7 @@ class Config(sac.Config):
     reverse: bool = False
     """Reverse SMERL: diversity always, the task as long as the return is not near the best."""
     diversity_scale: float = 10.0
-    """What the diversity reward is multiplied by."""
+    """What the diversity reward of an env step is multiplied by."""
     target_return: float | None = None
     """R*; none for what SAC reached on the task."""
     margin: float = 0.1
@@ -121,9 +121,8 @@ class SMERL(sac.SAC):
         mean, log_std = self.discriminate(params["discriminator"], batch.features)
         diversity = log_density(batch.skill[:, None], mean, log_std) + self.task.skill_size * math.log(2.0)
         is_near_best = (batch.episode_return >= self.near_best)[:, None]
-        return mixed_reward(
-            batch.rewards, diversity, is_near_best, self.config.reverse, self.config.diversity_scale
-        )
+        scale = self.config.diversity_scale * self.config.action_repeat
+        return mixed_reward(batch.rewards, diversity, is_near_best, self.config.reverse, scale)
 
     def losses(
         self, params: dict[str, Params], target: dict[str, Params], num_updates: Array, batch: Batch, key: Array
@@ -139,5 +138,5 @@ class SMERL(sac.SAC):
         return total + loss, metrics
 
 
-LAPTOP = Config(**soft.LAPTOP, discount=0.997)
+LAPTOP = Config(**soft.LAPTOP)
 DEBUG = Config(**soft.DEBUG, target_return=0.0)

@@ -61,7 +61,7 @@ LAPTOP = {
     "hidden_sizes": (256, 256), "normalize_observations": True, "average_heads": True, "learning_rate": 1e-3,
     "final_learning_rate": 1e-4, "learning_rate_updates": 100_000,
     "initial_temperature": 0.02, "temperature_learning_rate": 3e-3, "target_rate": 0.01,
-    "actor_average_rate": 0.005, "n_step": None, "batch_size": 128, "steps_per_iteration": 8,
+    "actor_average_rate": 0.005, "action_repeat": None, "n_step": None, "batch_size": 128, "steps_per_iteration": 8,
     "updates_per_iteration": 128, "replay_size": 4_000_000, "warmup_steps": 20_000,
 }  # fmt: skip
 """What all have of QDAC's recipe for an hour on 2 cores; docs/recipe.md."""
