@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qdac import hosts
 from qdac.archive import Archive, empty_archive, load_archive
 from qdac.cells import Centroids
 from qdac.errors import UserError, check_seed
@@ -65,6 +66,10 @@ class Elites:
         result = self.evaluator.execute(params, commands, 1, SEED)
         contents = {"command": commands, "step": np.full(len(commands), step, np.int64)}
         self.archive = self.archive.add(result.observed_skill[:, 0], result.total_reward[:, 0], contents)
+        hosts.by_first(self._save, params, origin, folder)
+
+    def _save(self, params: Params, origin: Mapping[str, Any], folder: Path) -> None:
+        step = origin["env_steps"]
         if (self.archive.contents["step"][self.archive.is_filled] == step).any():
             (folder / "policies").mkdir(exist_ok=True)
             write_tensor_file(_policy_path(folder, step), params, dict(origin))
@@ -78,7 +83,7 @@ class Elites:
     def restore(self, tree: dict[str, Any], folder: Path) -> None:
         """Goes back to what a checkpoint held, in the folder too."""
         self.archive = Archive(self.archive.cells, **tree)
-        self.archive.save(folder / "archive.safetensors")
+        hosts.by_first(self.archive.save, folder / "archive.safetensors")
 
 
 def _example(agent: Any) -> dict[str, Any]:

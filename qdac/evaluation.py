@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from qdac import metrics, rollout
+from qdac import hosts, metrics, rollout
 from qdac.cells import grid_cells
 from qdac.config import from_dict
 from qdac.errors import UserError, check_seed
@@ -83,11 +83,11 @@ class Evaluator:
         queue, left = self._start(keys), total
         while left:
             queue, remaining = self._advance(params, asked, keys, queue)
-            left = int(np.asarray(remaining).sum())
+            left = int(hosts.read(remaining).sum())
             report(max(total - left, 0))
         inverse = np.argsort(order)[:total]
         rollouts = jax.tree.map(
-            lambda rows: np.asarray(rows)[inverse].reshape(len(skills), num_rollouts, *rows.shape[1:]), queue.results
+            lambda rows: rows[inverse].reshape(len(skills), num_rollouts, *rows.shape[1:]), hosts.read(queue.results)
         )
         return rollouts._replace(length=rollouts.length.astype(np.int32))
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qdac import metrics
+from qdac import hosts, metrics
 from qdac.agents import get_algorithm
 from qdac.config import TrainConfig, check_resumable, default_config, from_dict, with_overrides
 from qdac.elites import Elites
@@ -110,9 +110,10 @@ class Training:
 
     def restore(self, run: Run) -> None:
         """Goes back to the run's newest intact checkpoint, or to the start if it has none yet."""
-        if run.start_over():
-            return
-        tree, metadata = run.load_checkpoint(self.checkpoint_tree(self.trainer.template()))
+        with hosts.together():
+            if run.start_over():
+                return
+            tree, metadata = run.load_checkpoint(self.checkpoint_tree(self.trainer.template()))
         self.state = self.trainer.place(tree["training"])
         if self.elites:
             self.elites.restore(tree["elites"], run.path)
@@ -134,12 +135,13 @@ class Training:
 
     def save(self, run: Run) -> None:
         """Writes a checkpoint, unless this very step has one, and the policy, unless the best is kept and there."""
-        self.check_finite(_not_finite({"agent": self.state.agent, "replay": self.state.replay}), run)
+        state = hosts.read(self.state)
+        self.check_finite(_not_finite({"agent": state.agent, "replay": state.replay}), run)
         if self.best is None:
-            run.save_policy(self.agent.policy_params(self.state.agent), self.origin)
+            hosts.by_first(run.save_policy, self.agent.policy_params(state.agent), self.origin)
         if self.saved_step != self.step:
             metadata = {"means": self.means.sums, "best": self.best, "wall_seconds": self.wall_seconds}
-            run.save_checkpoint(self.step, self.checkpoint_tree(self.state), metadata)
+            hosts.by_first(run.save_checkpoint, self.step, self.checkpoint_tree(state), metadata)
             self.saved_step = self.step
 
     def check_finite(self, broken: list[str], run: Run) -> None:
@@ -158,7 +160,7 @@ class Training:
         phase = "collection" if self.step < self.config.agent.warmup_steps else "updates"
         with self.compiling(phase, progress):
             self.state, losses, episodes = self.trainer.iterate(self.state)
-            losses, episodes = jax.device_get((losses, episodes))
+            losses, episodes = hosts.read((losses, episodes))
         episodes = jax.tree.map(lambda x: x.all() if x.dtype == bool else x.sum(), episodes)
         broken = [name for name, value in losses.items() if not math.isfinite(value)]
         if not episodes.is_finite:
@@ -189,14 +191,14 @@ class Training:
             row["eval/archive_coverage"] = self.elites.archive.coverage
         row = dict(sorted({**row, **self.means.row(), "train/updates": self.num_updates}.items()))
         timing = {"wall_seconds": self.wall_seconds, "steps_per_second": self.step / self.wall_seconds}
-        run.log(self.step, row, timing)
+        hosts.by_first(run.log, self.step, row, timing)
         # Not the row at the end of a budget: a run with a larger one does not have it.
         if self.config.keep == "best" and self.is_row_due():
             self.best = max(self.best or 0.0, scores["achieved"])
             error = math.sqrt(self.best * (1.0 - self.best) / len(self.eval_skills))
             if scores["achieved"] >= self.best - error:
                 self.check_finite(_not_finite(params), run)
-                run.save_policy(params, self.origin)
+                hosts.by_first(run.save_policy, params, self.origin)
         progress.update(self.step, row, is_evaluation=True)
         self.means = Means()
 
@@ -211,27 +213,28 @@ class Training:
         """Returns how it ended: at the last step, at the time limit, or by a signal."""
         limit = self.config.max_minutes * 60 or math.inf
         save_interval = self.config.checkpoint_minutes * 60
-        progress = Progress(self.total_steps, self.step, max_seconds=limit - self.wall_seconds)
+        progress = Progress(self.total_steps, self.step, hosts.screen(), max_seconds=limit - self.wall_seconds)
         with caught_signals() as caught, progress:
             if self.state is None:
                 with progress.compiling("the first episodes"):
                     self.state = self.trainer.init(jax.random.PRNGKey(self.config.seed))
             save_time = time.monotonic()
-            while self.step < self.total_steps and self.wall_seconds < limit and not caught:
+            while self.step < self.total_steps and not hosts.largest(self.wall_seconds >= limit or bool(caught)):
                 self.iterate(run, progress)
                 if self.is_row_due():
                     self.log_row(run, progress)
-                if time.monotonic() - save_time >= save_interval:
+                if hosts.largest(time.monotonic() - save_time >= save_interval):
                     self.save(run)
                     save_time = time.monotonic()
             self.save(run)
             # The last row is not part of the checkpoint: a run that goes on has it at no other step than
             # one that was never stopped.
-            if not caught and not self.is_row_due():
+            if not hosts.largest(len(caught)) and not self.is_row_due():
                 self.log_row(run, progress)
-        if caught:
-            return Outcome(run.path, self.step, f"stopped by {signal.Signals(caught[0]).name}", caught[0])
-        learning_curves(run.path / "metrics.csv", run.path / "figures")
+            number = hosts.largest(caught[0] if caught else 0)
+        if number:
+            return Outcome(run.path, self.step, f"stopped by {signal.Signals(number).name}", number)
+        hosts.by_first(learning_curves, run.path / "metrics.csv", run.path / "figures")
         is_done = self.step >= self.total_steps
         return Outcome(run.path, self.step, "finished" if is_done else "stopped by the time limit")
 
@@ -269,28 +272,35 @@ def caught_signals() -> Iterator[list[int]]:
 
 def start_training(config: TrainConfig, out: str | Path | None = None, task: Task | None = None) -> Outcome:
     """Returns how a new run in the folder `out` ended. `task` stands in for the one that the config names."""
+    hosts.start()
     task = task or config.make_task()
     settings = config.resolved(task)
     # Before the folder is made, so that a configuration that cannot work leaves none behind.
     training = Training(settings, task)
-    run = create_run(out or default_out(settings), settings.to_dict(), settings.loggers)
+    path, values = Path(hosts.texts(str(out or default_out(settings)))[0]), settings.to_dict()
+    with hosts.together():
+        run = create_run(path, values, settings.loggers) if hosts.is_first() else Run(path, values)
     preset = default_config(config.algo, config.task, config.preset)
-    with run.alone():
-        _introduce(settings, run, config_difference(preset.to_dict(), config.to_dict()))
+    with contextlib.ExitStack() as held:
+        hosts.by_first(held.enter_context, run.alone())
+        hosts.by_first(_introduce, settings, run, config_difference(preset.to_dict(), config.to_dict()))
         return training.train(run)
 
 
 def resume_training(path: str | Path, config: TrainConfig | None = None, task: Task | None = None) -> Outcome:
     """Returns how a run ended that goes on where it stopped, with the fields of `config` that may change."""
+    hosts.start()
     saved = saved_config(path)
     config = config or saved
     check_resumable(saved, config)
     training = Training(config, task or config.make_task())
-    run = open_run(path, config.loggers)
-    with run.alone():
+    with hosts.together():
+        run = open_run(path, config.loggers if hosts.is_first() else ())
+    with contextlib.ExitStack() as held:
+        hosts.by_first(held.enter_context, run.alone())
         training.restore(run)
-        run.save_config(config.to_dict())
-        _introduce(config, run, config_difference(saved.to_dict(), config.to_dict()))
+        hosts.by_first(run.save_config, config.to_dict())
+        hosts.by_first(_introduce, config, run, config_difference(saved.to_dict(), config.to_dict()))
         return training.train(run)
 
 

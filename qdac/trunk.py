@@ -2,6 +2,7 @@
 
 Envs are sharded over all devices. The learner runs on all of them where they are accelerators, the
 batch sharded; on CPU it runs on one host device, whose matrix products use every core by themselves.
+With several processes all devices take part in everything.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from qdac import hosts, rollout
 from qdac import replay as replay_lib
-from qdac import rollout
 from qdac.device import even_share
 from qdac.errors import UserError
 from qdac.types import Array, Task, Transition
@@ -131,7 +132,10 @@ class Trunk:
     def __init__(self, agent: Any, task: Task, devices: list | None = None, learner_devices: list | None = None):
         self.agent, self.task, self.config = agent, task, agent.config
         config = self.config
-        devices = even_share(devices or jax.devices(), config.num_envs)
+        devices = devices or jax.devices()
+        if jax.process_count() > 1:
+            learner_devices = devices
+        devices = even_share(devices, config.num_envs)
         if learner_devices is None:
             learner_devices = devices[:1] if devices[0].platform == "cpu" else devices
         if config.batch_size % len(learner_devices) or config.num_envs % len(learner_devices):
@@ -221,9 +225,9 @@ class Trunk:
     def place(self, state: TrunkState) -> TrunkState:
         """Returns a restored state on the devices it belongs to."""
         return TrunkState(
-            agent=jax.device_put(state.agent, self.learner_everywhere),
-            replay=jax.device_put(state.replay, self.replay_sharding),
-            episodes=jax.device_put(state.episodes, self.by_env),
+            agent=hosts.put(state.agent, self.learner_everywhere),
+            replay=hosts.put(state.replay, self.replay_sharding),
+            episodes=hosts.put(state.episodes, self.by_env),
             key=jax.device_put(state.key),
             env_steps=np.int64(state.env_steps),
         )

@@ -27,7 +27,7 @@ ROOMS = (  # top to bottom; a module imports from rows below its own, and from i
     {"replay", "nets", "twohot", "runs", "progress", "metrics", "statistics", "tasks"},
     {"cells", "loggers"},
     {"__init__"},  # runs before all others, so everyone may import `qdac` itself
-    {"types", "device", "files"},
+    {"types", "device", "hosts", "files"},
     {"errors"},
 )
 RANK = {room: -row for row, rooms in enumerate(ROOMS) for room in rooms}

@@ -59,11 +59,11 @@ def train_arguments(out: Path, **fields: Any) -> list[str]:
 class Process:
     """A `qdac` process whose stderr goes to a file, so that it never waits for a reader."""
 
-    def __init__(self, errors: Path, *arguments: Any, script: str = MAIN):
+    def __init__(self, errors: Path, *arguments: Any, script: str = MAIN, **variables: str):
         self.errors = errors
         with errors.open("w") as file:
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", script, *map(str, arguments)], cwd=ROOT, env=os.environ,
+                [sys.executable, "-c", script, *map(str, arguments)], cwd=ROOT, env=os.environ | variables,
                 stdout=subprocess.DEVNULL, stderr=file,
             )
 
