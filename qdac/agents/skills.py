@@ -21,7 +21,6 @@ from qdac.errors import UserError
 from qdac.trunk import TrunkConfig, check_schedule
 from qdac.types import Array, Params, Task
 
-
 MIN_LIFE = 0.1
 """The smallest share of the features' time that what was lived of it is scaled up from."""
 
