@@ -47,7 +47,7 @@ def run(
     """
     made = dataclasses.replace(make_task(task), reference_return=0.0)
     config = default_config(algo, task, preset).agent.for_task(made)
-    warmup_steps = config.num_envs * max(config.window - config.steps_per_iteration, 0)
+    warmup_steps = config.num_envs * max(config.window - config.steps_per_iteration, 0) * config.action_repeat
     if not config.is_on_policy:
         config = dataclasses.replace(config, replay_size=LARGE_REPLAY, warmup_steps=warmup_steps)
 
