@@ -18,6 +18,8 @@ def measured() -> dict:
 
 @pytest.mark.parametrize("algo", ["qdac", "qdac_mb", "qdac_ppo"])
 def test_every_preset_can_be_measured(algo, monkeypatch):
+    """On a task whose actions last, and whose windows are longer than a round."""
+
     class Measured(Exception):
         pass
 
@@ -26,7 +28,7 @@ def test_every_preset_can_be_measured(algo, monkeypatch):
 
     monkeypatch.setattr(bench, "Trunk", trunk)
     with pytest.raises(Measured):
-        bench.run(algo, "examples.point_mass:point_mass", preset="laptop")
+        bench.run(algo, "humanoid_feet_contact", preset="laptop")
 
 
 def test_every_figure_is_a_finite_positive_number(measured):
