@@ -17,6 +17,11 @@ OF_TASKS: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
         },
         "ant_feet_contact": {"step_reward_weight": 10.0, "actor_average_rate": 0.002, "keep": "last"},
         "humanoid_feet_contact": {"learning_rate": 4e-4, "learning_rate_updates": 60_000, "skill_steps": 0},
+        "humanoid_jump": {
+            "action_repeat": None, "average_discount": None, "death": "lived", "death_distance": 0.5,
+            "step_reward_weight": 5.0, "learning_rate": 5e-4, "entropy_bonus": 0.0, "final_noise": 0.4,
+            "noise_updates": 1, "eval_interval": 1_000_000,
+        },
     },
 }  # fmt: skip
 """(algorithm, preset) -> task -> fields of the run or of the algorithm."""

@@ -21,7 +21,7 @@ from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.patches import Annulus, Rectangle, Wedge
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from qdac import metrics
 from qdac.errors import UserError
@@ -80,7 +80,8 @@ def heatmap(
     if shown.size:
         cells.set_clim(shown.min(), shown.max() if vmax is None else vmax)
         location = "bottom" if skill_space.size == 1 else "right"
-        bar = ax.figure.colorbar(cells, ax=ax, label=label, location=location, aspect=30, pad=0.06)
+        ticks = MaxNLocator(5) if location == "bottom" else None
+        bar = ax.figure.colorbar(cells, ax=ax, label=label, location=location, aspect=30, pad=0.06, ticks=ticks)
         mark_colour_bar(bar, mark)
     return ax
 
