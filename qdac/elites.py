@@ -39,7 +39,7 @@ class Told:
         self.initial_carry = agent.initial_carry
 
     def step(self, params: Params, carry: Any, obs: Array, command: Array) -> tuple[Any, Array]:
-        return self.agent.hold(carry, self.agent.act(params, obs, command))
+        return self.agent.hold(carry, lambda: self.agent.act(params, obs, command))
 
 
 class Elites:

@@ -27,8 +27,9 @@ from qdac.report.spaces import describe_space
 from qdac.runs import open_run, read_tensor_file, unflatten
 from qdac.types import Array, Params, Policy, SkillSpace, Task
 
-ROUND_STEPS = 10
-"""Steps between two looks at which episodes have ended: few, so that envs do not idle, yet more than resets cost."""
+ROUND_STEPS = 12
+"""Steps between two looks at which episodes have ended: few, so that envs do not idle, yet more than resets cost, and
+a multiple of what actions usually last, so that all are asked for the next one together."""
 ROLLOUTS_PER_DEVICE = 128
 """XLA's CPU backend steps this many envs on one core fastest; an accelerator takes them in its stride."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -166,13 +167,16 @@ class Actor:
         self, params: Params, carry: Held | tuple[()], obs: Array, skill: Array
     ) -> tuple[Held | tuple[()], Array]:
         """Returns the deterministic actions tanh(mean) for [num, obs_size] and [num, skill_size]."""
-        return self.hold(carry, self.act(params, obs, self.command(params, skill)))
+        return self.hold(carry, lambda: self.act(params, obs, self.command(params, skill)))
 
-    def hold(self, carry: Held | tuple[()], action: Array) -> tuple[Held | tuple[()], Array]:
-        """Returns the memory and the actions that are under way, or new ones where none is."""
+    def hold(self, carry: Held | tuple[()], decide: Callable[[], Array]) -> tuple[Held | tuple[()], Array]:
+        """Returns the memory and the actions that are under way, or new ones where none is; unless one of them has
+        ended, nothing is decided."""
         if self.config.action_repeat == 1:
-            return carry, action
-        action = jnp.where(carry.steps_left[:, None] > 0, carry.action, action)
+            return carry, decide()
+        goes_on = carry.steps_left > 0
+        action = jax.lax.cond(goes_on.all(), lambda: carry.action, decide)
+        action = jnp.where(goes_on[:, None], carry.action, action)
         return Held(action, (carry.steps_left - 1) % self.config.action_repeat), action
 
     def act(self, params: Params, obs: Array, command: Array) -> Array:
