@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 import tiny
 from probes import needs_two_devices
 from tiny import ROUND, Process, checkpoints
@@ -72,16 +71,8 @@ def two_devices(monkeypatch):
 
 def assert_close_runs(actual: Path, expected: Path) -> None:
     """Asserts that two runs have the same checkpoint, policy and rows up to rounding."""
-    newest, expected_newest = checkpoints(actual)[-1], checkpoints(expected)[-1]
-    assert newest.name == expected_newest.name
-    for file, expected_file in (
-        (newest / "tensors.safetensors", expected_newest / "tensors.safetensors"),
-        (actual / "policy.safetensors", expected / "policy.safetensors"),
-    ):
-        tensors, expected_tensors = map(safetensors.numpy.load_file, (file, expected_file))
-        assert tensors.keys() == expected_tensors.keys()
-        for name, tensor in tensors.items():
-            np.testing.assert_allclose(tensor, expected_tensors[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, tensor, expected_tensor in tiny.saved_tensors(actual, expected):
+        np.testing.assert_allclose(tensor, expected_tensor, rtol=1e-4, atol=1e-5, err_msg=name)
     rows, expected_rows = (list(csv.reader((run / "metrics.csv").open())) for run in (actual, expected))
     assert rows[0] == expected_rows[0]
     # The row at the end of a budget is not part of the checkpoint.

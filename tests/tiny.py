@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import safetensors.numpy
 
 import qdac
@@ -85,9 +86,8 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(path for path in (run / "checkpoints").glob("*") if path.name.isdigit())
 
 
-def assert_same_run(actual: Path, expected: Path) -> None:
-    """Asserts that two runs end in the same checkpoint, policy and metrics, bit for bit."""
-    assert (actual / "metrics.csv").read_text() == (expected / "metrics.csv").read_text()
+def saved_tensors(actual: Path, expected: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields name, actual and expected tensor of all that two runs have in their newest checkpoint and policy."""
     newest, expected_newest = checkpoints(actual)[-1], checkpoints(expected)[-1]
     assert newest.name == expected_newest.name
     for file, expected_file in (
@@ -96,4 +96,10 @@ def assert_same_run(actual: Path, expected: Path) -> None:
     ):
         tensors, expected_tensors = map(safetensors.numpy.load_file, (file, expected_file))
         assert tensors.keys() == expected_tensors.keys()
-        assert not [name for name in tensors if tensors[name].tobytes() != expected_tensors[name].tobytes()]
+        yield from ((name, tensors[name], expected_tensors[name]) for name in tensors)
+
+
+def assert_same_run(actual: Path, expected: Path) -> None:
+    """Asserts that two runs end in the same checkpoint, policy and metrics, bit for bit."""
+    assert (actual / "metrics.csv").read_text() == (expected / "metrics.csv").read_text()
+    assert not [name for name, one, other in saved_tensors(actual, expected) if one.tobytes() != other.tobytes()]
