@@ -1,6 +1,7 @@
 """What a world model foretells, beside what happens: python -m examples.open_loop RUN [PICTURE]
 
 Executes uniform skills of a trained `qdac_mb` run, lets the model watch some steps, then tells it the actions only.
+A step is an action, however many env steps that lasts.
 """
 
 import sys
@@ -15,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import qdac
+from qdac import rollout
 from qdac.agents.qdac_mb import QDACMB
 from qdac.agents.world_model import Latent
 from qdac.evaluation import TrainedPolicy
@@ -33,15 +35,17 @@ def live(policy: TrainedPolicy, key: jax.Array) -> Sequences:
     skill = task.skill_space.sample(key_skill, EPISODES)
 
     def step(episode: tuple, _: None) -> tuple[tuple, tuple]:
-        env, memory = episode
-        memory, action = agent.step(policy.params, memory, env.obs, skill)
-        following = jax.vmap(task.step)(env, action)
-        return (following, memory), (env.obs, action, following.reward, jax.vmap(task.feature)(env), following.done)
+        env, memory, num_steps = episode
+        memory, action = agent.explore(policy.params, memory, env.obs, skill, jnp.zeros((EPISODES, task.action_size)))
+        following, feature, reward, lived = rollout.act(task, env, action, num_steps, agent.config.action_repeat)
+        seen = env.obs, action, reward, feature / lived[:, None], following.done
+        return (following, memory, num_steps + lived), seen
 
     @jax.jit
     def episodes(key: jax.Array) -> tuple:
-        start = jax.vmap(task.reset)(jax.random.split(key, EPISODES)), agent.initial_carry(EPISODES)
-        return jax.lax.scan(step, start, length=BEGIN + WATCHED + FORETOLD)[1]
+        start = jax.vmap(task.reset)(jax.random.split(key, EPISODES))
+        episode = start, agent.initial_carry(EPISODES), jnp.zeros(EPISODES, jnp.int32)
+        return jax.lax.scan(step, episode, length=BEGIN + WATCHED + FORETOLD)[1]
 
     steps = episodes(key_reset)
     obs, action, reward, feature, done = (jnp.moveaxis(x[BEGIN:], 0, 1) for x in steps)
@@ -56,14 +60,16 @@ def foretell(agent: QDACMB, model: dict, steps: Sequences) -> tuple[jax.Array, j
     latents, _ = agent.model.follow(model, watched, jax.random.PRNGKey(0))
     latent = Latent(latents.memory[:, -1], latents.sample[:, -1])
 
-    def step(latent: Latent, action: jax.Array) -> tuple[Latent, tuple[jax.Array, jax.Array]]:
-        memory = agent.model.remember(model, latent, action)
+    def step(latent: Latent, actions: tuple[jax.Array, jax.Array]) -> tuple[Latent, tuple[jax.Array, jax.Array]]:
+        before, action = actions
+        memory = agent.model.remember(model, latent, before)
         latent = agent.model.latent(memory, agent.model.prior(model, memory))
-        feature = agent.bins.mean(agent.model.feature(model, latent.vector))
+        feature = agent.bins.mean(agent.model.feature(model, latent.vector, action))
         return latent, (agent.model.decode(model, latent.vector), feature)
 
-    actions = jnp.moveaxis(steps.action[:, WATCHED - 1 : -1], 1, 0)
-    return tuple(jnp.moveaxis(x, 0, 1) for x in jax.lax.scan(step, latent, actions)[1])
+    actions = jnp.moveaxis(steps.action, 1, 0)
+    told = jax.lax.scan(step, latent, (actions[WATCHED - 1 : -1], actions[WATCHED:]))[1]
+    return tuple(jnp.moveaxis(x, 0, 1) for x in told)
 
 
 def main(run: str, picture: str = "open_loop.png") -> None:

@@ -33,8 +33,6 @@ class TrunkConfig:
     """Whether nothing but the round just collected is kept and learned from."""
     skill_steps: ClassVar[int] = 0
     """Whether, and after how many steps on average, an episode goes on with another command."""
-    action_repeat = 1
-    """Env steps that an action lasts. No field of its own: those whose policies can hold an action make it one."""
     num_envs: int = 256
     """Envs stepped in parallel."""
     steps_per_iteration: int = 1
@@ -52,6 +50,9 @@ class TrunkConfig:
     """Env steps collected before the first update."""
     uniform_warmup: bool = False
     """Collect the warm-up with uniform random actions rather than the initial policy."""
+    action_repeat: int | None = 1
+    """Env steps that an action lasts, in training and whenever the policy acts; none for the task's own. All that is
+    counted in actions, rounds, horizons and windows, then takes longer."""
     discount: float | None = 0.99
     """gamma; none for five times the task's short horizon."""
     initial_discount: float | None = 0.0
@@ -61,8 +62,8 @@ class TrunkConfig:
     """Updates over which gamma moves from its start, its horizon 1 / (1 - gamma) geometrically."""
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "steps_per_iteration", "batch_size", "replay_size", "replay_parts"):
-            if not getattr(self, name) > 0:
+        for name in ("num_envs", "steps_per_iteration", "batch_size", "replay_size", "replay_parts", "action_repeat"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
         for name in ("updates_per_iteration", "warmup_steps"):
             if not getattr(self, name) >= 0:
@@ -85,10 +86,11 @@ class TrunkConfig:
 
     def for_task(self, task: Task) -> Self:
         """Returns the configuration with everything that depends on the task written out."""
-        short = self.short_horizon(task)
+        config = self if self.action_repeat else dataclasses.replace(self, action_repeat=task.action_repeat)
+        short = config.short_horizon(task)
         horizons = {"discount": 5.0 * short, "initial_discount": short}
-        unset = [name for name in horizons if getattr(self, name) is None]
-        return dataclasses.replace(self, **{name: 1.0 - 1.0 / horizons[name] for name in unset})
+        unset = [name for name in horizons if getattr(config, name) is None]
+        return dataclasses.replace(config, **{name: 1.0 - 1.0 / horizons[name] for name in unset})
 
     def short_horizon(self, task: Task) -> float:
         """Returns the task's short horizon in actions."""

@@ -227,10 +227,11 @@ def test_each_loss_teaches_its_own_network():
 
 
 def test_actions_have_a_gradient_through_the_model():
-    """The feature that is foretold depends on the state alone: only through the dynamics can an actor change it."""
+    """The feature that is foretold depends on the state alone here: the actor changes it through the dynamics only."""
     agent = make_agent(multiplier=1.0, entropy_scale=0.0)
     params = agent.init(KEY).params
     head = params["model"]["feature"]
+    head[0]["kernel"] = head[0]["kernel"].at[agent.model.vector_size :].set(0.0)
     head[-1]["kernel"] = jax.random.normal(KEY, head[-1]["kernel"].shape)
     target = {name: params[name] for name in agent.critic_names} | {"spread": 1.0}
     gradient = jax.grad(lambda params: agent.losses(params, target, 0, make_steps(agent), KEY)[1]["loss/actor"])(params)
@@ -283,12 +284,26 @@ def test_acting_follows_the_episode_as_training_does():
         actions.append(action)
     steps = steps._replace(action=jnp.stack(actions, axis=1))
     latent, _ = agent.model.follow(params["model"], steps._replace(obs=symlog(steps.obs)), KEY)
-    close(memory[0].vector, latent.vector[:, -1], atol=1e-5)
+    close(memory.memory.vector, latent.vector[:, -1], atol=1e-5)
     mean, std = agent.action_distribution(params["actor"], latent.vector[:, -1], agent.normalize(skill))
     close(actions[-1], mean, atol=1e-5)
     _, explored = agent.explore(params, agent.initial_carry(2), steps.obs[:, 0], skill, jnp.array([[100.0], [0.0]]))
     close(explored, jnp.stack([jnp.ones(1), actions[0][1]]), atol=1e-5)
     assert ((0.1 < std) & (std < 1.0)).all()
+
+
+def test_an_action_that_lasts_is_one_step_of_the_model():
+    """What is seen while it goes on changes neither the action nor the latent state."""
+    agent, lasting = make_agent(), make_agent(action_repeat=3, warmup_steps=24)
+    params, obs = agent.policy_params(agent.init(KEY)), make_steps(agent).obs
+    skill = jnp.array([[1.0], [3.0]])
+    memory, held = agent.initial_carry(2), lasting.initial_carry(2)
+    for t in range(2):
+        memory, action = agent.step(params, memory, obs[:, t], skill)
+        for seen in (obs[:, t], jnp.full_like(obs[:, t], 7.0), jnp.zeros_like(obs[:, t])):
+            held, holding = lasting.step(params, held, seen, skill)
+            close(holding, action)
+            close(held.memory.vector, memory.memory.vector)
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_it_learns_a_small_system():
         mine = is_same_episode[:, t - 1] > 0
         reward, goes_on = model.outcome(params, latent.vector, steps.action[:, t])
         seen = model.decode(params, latent.vector)[:, 0]
-        feature = model.bins.mean(model.feature(params, latent.vector))[:, 0]
+        feature = model.bins.mean(model.feature(params, latent.vector, steps.action[:, t]))[:, 0]
         for told, truth in ((seen, steps.obs[:, t, 0]), (feature, steps.feature[:, t, 0]),
                             (model.bins.mean(reward), steps.reward[:, t])):  # fmt: skip
             errors.append(jnp.abs(told - truth)[mine].mean())

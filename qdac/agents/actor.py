@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +33,12 @@ class ActorConfig(TrunkConfig):
     actor_average_rate: float = 1.0
     """How far the policy moves towards the actor that is trained at each update; 1 for the same. Off-policy it also
     collects."""
-    action_repeat: int | None = 1
-    """Env steps that an action lasts, in training and whenever the policy acts; none for the task's own. All that is
-    counted in actions, rounds, horizons and windows, then takes longer."""
     normalize_observations: bool = False
     """Shift and scale observations by their running mean and deviation over all steps collected."""
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
             raise UserError(f"learning_rate should be positive, got {self.learning_rate}")
-        if self.action_repeat is not None and not self.action_repeat > 0:
-            raise UserError(f"action_repeat should be positive, got {self.action_repeat}")
         if not self.max_gradient_norm >= 0:
             raise UserError(f"max_gradient_norm should not be negative, got {self.max_gradient_norm}")
         if not 0 < self.actor_average_rate <= 1:
@@ -52,10 +47,6 @@ class ActorConfig(TrunkConfig):
             raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
         check_schedule(self, "final_learning_rate", "learning_rate_updates")
         super().__post_init__()
-
-    def for_task(self, task: Task) -> Self:
-        action_repeat = task.action_repeat if self.action_repeat is None else self.action_repeat
-        return super(ActorConfig, dataclasses.replace(self, action_repeat=action_repeat)).for_task(task)
 
 
 class Moments(NamedTuple):
@@ -84,10 +75,22 @@ class Moments(NamedTuple):
 
 
 class Held(NamedTuple):
-    """An action that lasts for more than one step."""
+    """The memory of a policy whose actions last for more than one step."""
 
+    memory: Any
+    """What the policy itself remembers since it decided."""
     action: Array
     steps_left: Array
+
+
+def hold(held: Held, action_repeat: int, decide: Callable[[], tuple[Any, Array]]) -> tuple[Held, Array]:
+    """Returns memory and actions: those under way, or new ones where none is; unless one of them has ended, nothing
+    is decided."""
+    goes_on = held.steps_left > 0
+    old = held.memory, held.action
+    new = jax.lax.cond(goes_on.all(), lambda: old, decide)
+    memory, action = jax.tree.map(lambda old, new: jnp.where(goes_on[:, None], old, new), old, new)
+    return Held(memory, action, (held.steps_left - 1) % action_repeat), action
 
 
 class State(NamedTuple):
@@ -161,7 +164,7 @@ class Actor:
         """Returns the memory of an actor: none, but for the action that goes on where actions last."""
         if self.config.action_repeat == 1:
             return ()
-        return Held(jnp.zeros((num, self.task.action_size)), jnp.zeros(num, jnp.int32))
+        return Held((), jnp.zeros((num, self.task.action_size)), jnp.zeros(num, jnp.int32))
 
     def step(
         self, params: Params, carry: Held | tuple[()], obs: Array, skill: Array
@@ -170,14 +173,10 @@ class Actor:
         return self.hold(carry, lambda: self.act(params, obs, self.command(params, skill)))
 
     def hold(self, carry: Held | tuple[()], decide: Callable[[], Array]) -> tuple[Held | tuple[()], Array]:
-        """Returns the memory and the actions that are under way, or new ones where none is; unless one of them has
-        ended, nothing is decided."""
+        """Returns the memory and the actions that are under way, or new ones where none is."""
         if self.config.action_repeat == 1:
             return carry, decide()
-        goes_on = carry.steps_left > 0
-        action = jax.lax.cond(goes_on.all(), lambda: carry.action, decide)
-        action = jnp.where(goes_on[:, None], carry.action, action)
-        return Held(action, (carry.steps_left - 1) % self.config.action_repeat), action
+        return hold(carry, self.config.action_repeat, lambda: ((), decide()))
 
     def act(self, params: Params, obs: Array, command: Array) -> Array:
         """Returns the deterministic actions for observations and commands."""

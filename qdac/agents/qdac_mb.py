@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from qdac import nets
-from qdac.agents.actor import Moments, adam_for_each
+from qdac.agents.actor import Held, Moments, adam_for_each, hold
 from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel
 from qdac.errors import UserError
@@ -164,7 +164,7 @@ class QDACMB(SkillObjective):
         config = self.config
         return (config.num_starts or config.batch_size * config.sequence_length) * config.horizon
 
-    # Acting. The memory of an episode is the latent state and the last action.
+    # Acting. The memory of an episode is the latent state in which the policy last decided, and the action.
 
     def policy_params(self, state: State) -> Params:
         """Returns what acting needs, the model as a whole: a saved policy can imagine too."""
@@ -173,30 +173,25 @@ class QDACMB(SkillObjective):
 
     collector_params = policy_params
 
-    def initial_carry(self, num: int) -> tuple[Latent, Array]:
-        return self.model.initial(num), jnp.zeros((num, self.task.action_size))
+    def initial_carry(self, num: int) -> Held:
+        return Held(self.model.initial(num), jnp.zeros((num, self.task.action_size)), jnp.zeros(num, jnp.int32))
 
-    def step(
-        self, params: Params, carry: tuple[Latent, Array], obs: Array, skill: Array
-    ) -> tuple[tuple[Latent, Array], Array]:
+    def step(self, params: Params, carry: Held, obs: Array, skill: Array) -> tuple[Held, Array]:
         """Returns the deterministic actions for [num, obs_size] and [num, skill_size], and what to remember."""
-        latent, mean, _ = self.see(params, carry, obs, skill)
-        return (latent, mean), mean
+        return hold(carry, self.config.action_repeat, lambda: self.see(params, carry, obs, skill)[:2])
 
     def explore(
-        self, params: Params, memory: tuple[Latent, Array], obs: Array, command: Array, noise: Array
-    ) -> tuple[tuple[Latent, Array], Array]:
+        self, params: Params, memory: Held, obs: Array, command: Array, noise: Array
+    ) -> tuple[Held, Array]:
         """Returns stochastic actions for collection, from standard normal noise [num, action_size]."""
         latent, mean, std = self.see(params, memory, obs, command)
         action = jnp.clip(mean + std * noise, -1.0, 1.0)
-        return (latent, action), action
+        return memory._replace(memory=latent, action=action), action
 
-    def see(
-        self, params: Params, memory: tuple[Latent, Array], obs: Array, skill: Array
-    ) -> tuple[Latent, Array, Array]:
+    def see(self, params: Params, carry: Held, obs: Array, skill: Array) -> tuple[Latent, Array, Array]:
         """Returns the latent states that observations lead to, and mean and deviation of the actions there."""
         model = params["model"]
-        recalled = self.model.remember(model, *memory)
+        recalled = self.model.remember(model, carry.memory, carry.action)
         embedding = self.model.encode(model, self.scale_obs(params.get("moments"), obs))
         latent = self.model.latent(recalled, self.model.posterior(model, recalled, embedding))
         return latent, *self.action_distribution(params["actor"], latent.vector, self.normalize(skill))
@@ -298,7 +293,7 @@ class QDACMB(SkillObjective):
         skills = jnp.broadcast_to(skill, (len(vector), *skill.shape))
         reward, goes_on = self.model.outcome(judges["model"], vector[:-1], action)
         reward, goes_on = self.bins.mean(reward), jax.nn.sigmoid(goes_on)
-        feature = self.bins.mean(self.model.feature(judges["model"], vector[:-1]))
+        feature = self.bins.mean(self.model.feature(judges["model"], vector[:-1], action))
         # Of all states, as below, where the critics learn: the compiler then evaluates them once.
         next_average = self.bins.mean(self.critics(judges, vector, skills)[1:])
 

@@ -4,9 +4,10 @@ A latent state is (h, x): h is what a GRU remembers, x a number of categorical v
 
     h' = f(h, x, a)      x' ~ q(x' | h', o')  where o' is observed,  x' ~ p(x' | h')  where it is imagined
 
-Heads read from (h, x) the observation and the feature, and from (h, x, a) the reward and whether the episode goes on.
-Observations go in and come out scaled, as whoever uses the model sees fit; by symlog in DreamerV3.
-DreamerV3 reads the last two from the state that follows; here the state after an end need not exist.
+Heads read from (h, x) the observation, and from (h, x, a) the feature, the reward and whether the episode goes on:
+what an action shows and brings while it lasts. Observations go in and come out scaled, as whoever uses the model sees
+fit; by symlog in DreamerV3, which reads reward and end from the state that follows: here the one after an end need not
+exist.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class WorldModel:
             "posterior": network(memory + config.encoder_sizes[-1], width, self.sample_size),
             "decoder": network(self.vector_size, *config.encoder_sizes, self.obs_size),
             "feature": network(
-                self.vector_size, *config.head_sizes, self.feature_size * config.num_bins, zero_output=True
+                self.vector_size + self.action_size, *config.head_sizes, self.feature_size * config.num_bins,
+                zero_output=True,
             ),
             "outcome": network(
                 self.vector_size + self.action_size, *config.head_sizes, config.num_bins + 1, zero_output=True
@@ -190,9 +192,9 @@ class WorldModel:
         """Returns the observations."""
         return nets.apply_silu_mlp(params["decoder"], vector)
 
-    def feature(self, params: dict[str, Params], vector: Array) -> Array:
+    def feature(self, params: dict[str, Params], vector: Array, action: Array) -> Array:
         """Returns logits of the features, [..., feature_size, num_bins]."""
-        outputs = nets.apply_silu_mlp(params["feature"], vector)
+        outputs = nets.apply_silu_mlp(params["feature"], jnp.concatenate([vector, action], axis=-1))
         return outputs.reshape(*vector.shape[:-1], self.feature_size, self.config.num_bins)
 
     def outcome(self, params: dict[str, Params], vector: Array, action: Array) -> tuple[Array, Array]:
@@ -230,7 +232,7 @@ class WorldModel:
         parts = {
             "observation": jnp.square(self.decode(params, vector) - steps.obs).sum(axis=-1),
             "reward": self.bins.loss(reward, steps.reward),
-            "feature": self.bins.loss(self.feature(params, vector), steps.feature).sum(axis=-1),
+            "feature": self.bins.loss(self.feature(params, vector, steps.action), steps.feature).sum(axis=-1),
             "end": optax.sigmoid_binary_cross_entropy(goes_on, 1.0 - steps.terminated),
             "dynamics": jnp.maximum(kl_divergence(fixed(posterior), prior), config.free_nats),
             "representation": jnp.maximum(kl_divergence(posterior, fixed(prior)), config.free_nats),
