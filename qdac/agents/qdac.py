@@ -165,8 +165,9 @@ class QDAC(SkillObjective, soft.SoftActorCritic):
         value, successor = self.critics(judges, batch.obs, action, skill)
         value = value.mean(axis=0) / scale
         distance, skill_distance = self.distances(successor.mean(axis=0) / scales, skill, discounts)
-        multiplier = self.multiplier(params, state)
-        loss_multiplier, of_multiplier = self.multiplier_loss(params, state, skill_distance, num_updates)
+        multiplier, loss_multiplier, of_multiplier = self.multiplier_and_loss(
+            params, state, skill_distance, num_updates
+        )
         is_of_step = config.step_reward_weight and config.skill_critic == "successor"
         weighed = config.step_reward_weight * (1.0 - discount) * value if is_of_step else value
         loss_actor = actor_loss(weighed, distance, multiplier, fixed(temperature), log_prob)

@@ -309,8 +309,9 @@ class QDACMB(SkillObjective):
         # Policy improvement.
         value = averages[..., 0] / (1.0 - discount)
         distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discounts[1:]), skill, discounts[1:])
-        multiplier = self.multiplier(params, skill)
-        loss_multiplier, of_multiplier = self.multiplier_loss(params, skill, skill_distance, num_updates, weight)
+        multiplier, loss_multiplier, of_multiplier = self.multiplier_and_loss(
+            params, skill, skill_distance, num_updates, weight
+        )
         entropy = (jnp.log(std) + 0.5 * math.log(2.0 * math.pi * math.e)).sum(axis=-1)
         scale = jnp.maximum(1.0, target["spread"]) if self.divides_returns else 1.0
         objective = (1.0 - multiplier) * value / scale - multiplier * distance + config.entropy_scale * entropy

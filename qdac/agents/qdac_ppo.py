@@ -311,7 +311,7 @@ class QDACPPO(SkillObjective, Actor):
         _, skill_distance = self.distances(
             self.compared(fixed(value)) / (1.0 - discounts), self.normalize(rows.skill), discounts
         )
-        loss_multiplier, of_multiplier = self.multiplier_loss(params, rows.state, skill_distance, num_updates)
+        _, loss_multiplier, of_multiplier = self.multiplier_and_loss(params, rows.state, skill_distance, num_updates)
         metrics = {
             "loss/critic": loss_critic,
             "loss/successor": loss_successor,

@@ -158,21 +158,23 @@ class SkillObjective:
             return jnp.full(inputs.shape[:-1], self.config.multiplier)
         return jax.lax.stop_gradient(jax.nn.sigmoid(nets.apply_mlp(params["multiplier"], inputs)[..., 0]))
 
-    def multiplier_loss(
+    def multiplier_and_loss(
         self, params: dict[str, Params], inputs: Array, skill_distance: Array, num_updates: Array,
         weight: Array | float = 1.0,
-    ) -> tuple[Array, dict[str, Array]]:
-        """Returns the loss of lambda for expected distances [..., num], 0 if it is fixed, and what to log of both."""
+    ) -> tuple[Array, Array, dict[str, Array]]:
+        """Returns lambda, its loss for expected distances [..., num], 0 if it is fixed, and what to log of both."""
         threshold, skill_distance = self.threshold(num_updates), jax.lax.stop_gradient(skill_distance)
-        loss = jnp.zeros(())
         if self.config.multiplier is None:
             logit = nets.apply_mlp(params["multiplier"], inputs)[..., 0]
+            multiplier = jax.lax.stop_gradient(jax.nn.sigmoid(logit))
             loss = multiplier_loss(logit, skill_distance, threshold, weight)
-        return loss, {
+        else:
+            multiplier, loss = self.multiplier(params, inputs), jnp.zeros(())
+        return multiplier, loss, {
             "loss/multiplier": loss,
             "train/expected_distance": skill_distance.mean(),
             "train/satisfied": (skill_distance <= threshold).mean(),
-            "train/multiplier": self.multiplier(params, inputs).mean(),
+            "train/multiplier": multiplier.mean(),
             "train/threshold": threshold,
         }
 
