@@ -50,7 +50,7 @@ web/node_modules: web/package-lock.json
 	@cd web && npm ci --ignore-scripts
 	@touch $@
 
-RUN ?= results/laptop/walker2d_feet_contact/seed0
+RUN ?= results/laptop/walker2d_feet_contact/qdac_ppo/seed0
 
 screenshot: $(READY) web/node_modules ## take docs/images/explorer.png of the explorer of RUN=... (with node and Chromium)
 	@node web/test/picture.mjs $(PY) "$(RUN)" docs/images/explorer.png

@@ -245,7 +245,7 @@ def test_without_curves_nothing_is_drawn(tmp_path, text):
 
 
 def write_run(results, task, seed, preset="paper", algo="qdac", **scores):
-    folder = results / preset / task / ("" if algo == "qdac" else algo) / f"seed{seed}"
+    folder = results / preset / task / algo / f"seed{seed}"
     folder.mkdir(parents=True)
     evaluation = {
         "task": task, "algo": algo, "env_steps": 1_000_000, "grad_updates": 250_000, "wall_seconds": 5400.0,
@@ -317,7 +317,7 @@ def test_a_task_without_target_cannot_miss(tmp_path):
 
 def test_broken_runs_are_named_and_left_out(tmp_path, capsys):
     write_run(tmp_path, "ant_velocity", 0)
-    (tmp_path / "paper" / "ant_velocity" / "seed1").mkdir()
+    (tmp_path / "paper" / "ant_velocity" / "qdac" / "seed1").mkdir()
     (write_run(tmp_path, "ant_velocity", 2) / "evaluation.json").write_text('{"task": "ant_vel')
     (write_run(tmp_path, "ant_velocity", 3) / "evaluation.json").write_text('{"task": "ant_velocity"}')
     (write_run(tmp_path, "ant_velocity", 4) / "evaluation.json").write_text("[]")
@@ -326,7 +326,7 @@ def test_broken_runs_are_named_and_left_out(tmp_path, capsys):
     assert [row["seed"] for row in table_rows(tmp_path)] == ["0"]
     messages = capsys.readouterr().err
     for seed in range(1, 7):
-        assert f"left out {tmp_path}/paper/ant_velocity/seed{seed}: " in messages
+        assert f"left out {tmp_path}/paper/ant_velocity/qdac/seed{seed}: " in messages
 
 
 def test_no_finished_run_is_the_users_error(tmp_path):

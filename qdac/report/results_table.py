@@ -1,5 +1,4 @@
-"""The table of results in the README, from the runs in `results/<preset>/<task>/seed*`, and in
-`results/<preset>/<task>/<algorithm>/seed*` where a task has runs of several algorithms.
+"""The table of results in the README, from the runs in `results/<preset>/<task>/<algorithm>/seed*`.
 
     python -m qdac.report.results_table results/laptop README.md
 """
@@ -52,7 +51,7 @@ def results_table(folder: str | Path) -> str:
     """
     folder = Path(folder)
     rows = []
-    for run in (*folder.glob("*/seed*/"), *folder.glob("*/*/seed*/")):
+    for run in folder.glob("*/*/seed*/"):
         try:
             evaluation = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
@@ -62,7 +61,7 @@ def results_table(folder: str | Path) -> str:
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"left out {run}: {type(error).__name__}: {error}", file=sys.stderr)
     if not rows:
-        raise UserError(f"no finished run in {folder}/<task>/seed*; train one first")
+        raise UserError(f"no finished run in {folder}/<task>/<algorithm>/seed*; train one first")
     tasks = list(TARGETS)
 
     def order(row: tuple) -> tuple:
@@ -116,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m qdac.report.results_table", description="Writes the table of results into a README."
     )
-    parser.add_argument("results", help="folder with <task>/seed*/evaluation.json")
+    parser.add_argument("results", help="folder with <task>/<algorithm>/seed*/evaluation.json")
     parser.add_argument("readme", help=f"Markdown file with {BEGIN} and {END}")
     arguments = parser.parse_args()
     try:
