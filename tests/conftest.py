@@ -56,6 +56,14 @@ def trained_copy(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """A new run folder with nothing in it but a config."""
+    from qdac.runs import create_run
+
+    return create_run(tmp_path / "run", {"algo": "qdac", "seed": 3})
+
+
+@pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Runs a command line in this process and returns its `tiny.Finished`."""
     import tiny
