@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import sys
@@ -192,11 +193,11 @@ def evaluate(arguments: Sequence[str]) -> int:
             policy = evaluation.load(parsed.policy, parsed.task)
             result, task = evaluation.evaluate(policy, parsed.rollouts, parsed.seed), policy.task
             out = parsed.out or (parsed.policy if parsed.policy.is_dir() else None)
-        if out:
-            evaluation.save_evaluation(result, task, out)
     _print_values(result.summary, parsed.json)
     if out:
-        print(f"written to {out}: evaluation.csv, evaluation.json, figures/", file=sys.stderr)
+        with contextlib.redirect_stdout(sys.stderr):
+            evaluation.save_evaluation(result, task, out)
+            print(f"written to {out}: evaluation.csv, evaluation.json, figures/")
     return 0
 
 
@@ -334,7 +335,7 @@ def parse(
     except SystemExit as error:
         if not error.code:
             raise
-        raise UserError(_first_paragraph(complaints.getvalue())) from error
+        raise UserError(f"{_first_paragraph(complaints.getvalue())}; see qdac {verb} --help") from error
     if unknown:
         agent_fields = dataclasses.fields(default.agent) if isinstance(default, TrainConfig) else ()
         fields = (*dataclasses.fields(options), *agent_fields)
@@ -345,10 +346,10 @@ def parse(
 
 
 def _first_paragraph(box: str) -> str:
-    """Returns the message of the frame that tyro draws around an error, as one line."""
+    """Returns the message of the frame that tyro draws around an error, in ASCII where it must, as one line."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
-    rules = [number for number, line in enumerate(lines) if not line.strip("─")]
-    return " ".join(lines[: rules[0]] if rules else lines).removeprefix("Error parsing ")
+    paragraphs = itertools.groupby(lines, key=lambda line: bool(line.strip("─-")))
+    return next(" ".join(text) for is_text, text in paragraphs if is_text).removeprefix("Error parsing ")
 
 
 REGISTRY = ConstructorRegistry()

@@ -149,7 +149,7 @@ def from_dict(saved: Mapping[str, Any]) -> TrainConfig:
         presets = get_algorithm(saved["algo"]).presets
         agent_class = type(next(iter(presets.values())).config)
         return TrainConfig(**_with_tuples({**saved, "agent": agent_class(**_with_tuples(saved["agent"]))}))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"the saved configuration is not one of this version of qdac: {error}") from error
 
 

@@ -107,7 +107,7 @@ class TrainedPolicy:
         """Returns the deterministic action [..., action_size] for an observation and a skill, or batches.
 
         Leading axes are broadcast: one skill for many observations will do. A policy with memory
-        sees each call as the first step of an episode.
+        sees each call as the first step of an episode. Scores are of actions that last for `action_repeat` env steps.
         """
         sizes = {"obs": self.task.obs_size, "skill": self.task.skill_size}
         obs, skill = _numbers("obs", obs, jnp), _numbers("skill", skill, jnp)
@@ -121,6 +121,11 @@ class TrainedPolicy:
                 f"obs and skill should have leading axes that broadcast, got {list(obs.shape)} and {list(skill.shape)}"
             ) from None
         return self._act(self.params, obs, skill)
+
+    @property
+    def action_repeat(self) -> int:
+        """Returns the env steps that an action lasts where the policy was trained and is evaluated."""
+        return self.policy.config.action_repeat
 
     @functools.cached_property
     def _act(self) -> Callable[[Params, Array, Array], Array]:
@@ -158,7 +163,7 @@ def load(path: str | Path, task: str | Task | None = None) -> TrainedPolicy:
     path = Path(path)
     if path.is_dir():
         run, path = open_run(path), path / "policy.safetensors"
-        task = task or run.config["task"]
+        task = task or run.config.get("task")
         if not path.exists():
             raise UserError(
                 f"{run.path} has no policy yet, it is written with the first checkpoint; "

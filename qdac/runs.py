@@ -86,6 +86,8 @@ def open_run(path: str | Path, loggers: tuple[str, ...] = ()) -> Run:
             )
         try:
             saved = read_json(config_path, {"format", "config"})
+            if not isinstance(saved["config"], dict):
+                raise ValueError("its config is no object")
         except ValueError as error:
             raise UserError(f"{config_path} is damaged ({error}); restore it or start another run") from error
     _check_format(saved["format"], config_path)
@@ -310,7 +312,7 @@ def _restore(template: Tree, names: Iterable[str], read: Callable[[str], np.ndar
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     expected = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     names = set(names)
-    advice = "load it with the configuration it was saved with"
+    advice = "load it with the configuration and the version of qdac that it was saved with"
     for name in [*expected, *sorted(names)]:
         if name not in names:
             raise UserError(f"{source} lacks {name}, which was expected; {advice}")
@@ -368,7 +370,9 @@ def _csv_text(path: Path, step: int, row: Mapping[str, float]) -> str:
             with path.open(newline="") as file:
                 header = next(csv.reader(file), [])
     if header and header != columns:
-        raise ValueError(f"{path} has the columns {header}, got {columns}")
+        raise UserError(
+            f"{path} has the columns {header}, got {columns}; a run goes on with the version of qdac that began it"
+        )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if not header:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 
@@ -49,13 +50,18 @@ def test_a_rollout_is_decided_by_its_seed(policy):
         qdac.roll_out(policy, [0.5])
 
 
-def test_a_rollout_is_what_the_policy_does_step_by_step(policy):
+@pytest.mark.parametrize("action_repeat", [1, 3])
+def test_a_rollout_is_what_the_policy_does_step_by_step(policy, action_repeat):
     task, skill = policy.task, np.array([0.5, -0.5])
+    config = dataclasses.replace(policy.policy.config, action_repeat=action_repeat)
+    policy = dataclasses.replace(policy, policy=type(policy.policy)(config, task))
     state = task.reset(jax.random.fold_in(jax.random.PRNGKey(3), 0))
     features, rewards = [], []
-    for _ in range(task.episode_length):
+    for step in range(task.episode_length):
         features.append(task.feature(state))
-        state = task.step(state, policy(state.obs, skill))
+        if step % policy.action_repeat == 0:
+            action = policy(state.obs, skill)
+        state = task.step(state, action)
         rewards.append(state.reward)
     rollout = qdac.roll_out(policy, skill, seed=3)
     np.testing.assert_allclose(rollout.observed_skill, np.mean(features, axis=0), atol=1e-5)

@@ -147,7 +147,7 @@ def test_mistyped_words_are_answered_with_the_nearest(refused, monkeypatch, tmp_
         ("--learning-rate", "fast", "fast"),
         ("--learning-rate", "-1", "learning_rate should be positive"),
         ("--max-minutes", "nan", "max_minutes should not be negative"),
-        ("--hidden-sizes", "x", "x"),
+        ("--hidden-sizes", "x", "for arguments: ['x']; see qdac train --help"),
         ("--death", "never", "never"),
     ],
 )

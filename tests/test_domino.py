@@ -153,16 +153,20 @@ def test_losses_of_constant_networks(average_heads):
     close(metrics["train/gap"], 0.75)
 
 
-def test_diversity_is_summed_over_the_window():
-    """Features N(3) and N(1), then one after the end: 0.5 - 0.9 * 0.5 of the direction, and 0.81 * 1 to come."""
-    agent = DOMiNO(config(), clock_task())
+@pytest.mark.parametrize("action_repeat", [1, 3])
+def test_diversity_is_summed_over_the_window(action_repeat):
+    """Features N(3) and N(1), then one after the end: 0.5 - 0.9 * 0.5 of the direction, and 0.81 * 1 to come.
+
+    Rewards are sums over the env steps of an action, features are means: they count for each of those.
+    """
+    agent = DOMiNO(config(action_repeat=action_repeat), clock_task())
     state = constant_networks(agent)
     batch = BATCH._replace(
         rewards=np.array([[1.0, 2, 9]] * 2), features=np.array([[[3.0], [1], [9]]] * 2),
         weights=np.array([[1, 0.9, 0]] * 2), discount=np.full(2, 0.81),
     )  # fmt: skip
     _, metrics = jax.jit(agent.losses)(state.params, state.target, jnp.array(0), batch, KEY)
-    goals = np.array([2.8 + 0.81 * 3] * 2 + [0.81] + [37 / 64 * 0.75 * 0.05 + 0.81])
+    goals = np.array([2.8 + 0.81 * 3] * 2 + [0.81] + [action_repeat * 37 / 64 * 0.75 * 0.05 + 0.81])
     heads = np.array([[4, 6], [4, 6], [1, 3], [1, 3]])
     close(metrics["loss/critic"], np.square(heads - goals[:, None]).sum() / 16)
 

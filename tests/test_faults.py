@@ -287,6 +287,7 @@ def test_a_full_disk_while_an_evaluation_is_written(command, trained_copy, monke
 
 def test_an_evaluation_that_cannot_be_written(command, trained, tmp_path):
     (tmp_path / "file").write_text("mine")
-    line = error_line(command("evaluate", trained, "--rollouts", "1", "--out", tmp_path / "file"))
-    assert str(tmp_path / "file") in line
+    finished = command("evaluate", trained, "--rollouts", "1", "--out", tmp_path / "file")
+    assert str(tmp_path / "file") in error_line(finished)
+    assert "performance_score" in finished.out  # What was computed is not lost.
     assert (tmp_path / "file").read_text() == "mine"

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -349,6 +350,12 @@ def test_readme_without_marks_is_left_alone(tmp_path, text):
     with pytest.raises(UserError, match="should hold"):
         update_readme(readme, "table")
     assert readme.read_text() == text
+
+
+@pytest.mark.parametrize("folder, page", [("laptop", "README.md"), ("laptop-2e6", "docs/comparison.md")])
+def test_the_tables_on_the_pages_are_those_of_the_results(folder, page):
+    root = Path(__file__).parents[1]
+    assert results_table(root / "results" / folder) in (root / page).read_text(encoding="utf-8"), "run `make results`"
 
 
 def test_table_from_the_command_line(tmp_path):

@@ -300,12 +300,15 @@ def test_distances_are_norms_summed_over_the_window():
 
 
 def test_the_unit_of_a_distance_is_the_mean_of_the_dimensions():
-    """Units of 2 and 1.5, so that a sum of 4 distances over ten steps is 0.4 * 1.75 on average."""
+    """Units of 2 and 1.5, so that a sum of 4 distances over ten actions is 0.4 * 1.75 on average. Of actions that last
+    3 env steps, over which the rewards beside them are summed, it is a sum of 12."""
     space = Box((0.0, -1.0), (4.0, 2.0), (2, 2))
-    agent = qdac.QDAC(small_config(skill_critic="distance"), clock_task(skill_space=space))
-    distance, skill_distance = agent.distances(jnp.array([[4.0]]), jnp.zeros((1, 2)), GAMMA)
-    close(distance, [4])
-    close(skill_distance, [0.7])
+    for action_repeat in (1, 3):
+        config = small_config(skill_critic="distance", action_repeat=action_repeat)
+        agent = qdac.QDAC(config, clock_task(skill_space=space))
+        distance, skill_distance = agent.distances(jnp.array([[4.0]]), jnp.zeros((1, 2)), GAMMA)
+        close(distance, [4 * action_repeat])
+        close(skill_distance, [0.7])
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 0.5, 1.0])

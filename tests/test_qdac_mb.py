@@ -227,11 +227,10 @@ def test_each_loss_teaches_its_own_network():
 
 
 def test_actions_have_a_gradient_through_the_model():
-    """The feature that is foretold depends on the state alone here: the actor changes it through the dynamics only."""
+    """The feature that is foretold depends on the state alone: only through the dynamics can an actor change it."""
     agent = make_agent(multiplier=1.0, entropy_scale=0.0)
     params = agent.init(KEY).params
     head = params["model"]["feature"]
-    head[0]["kernel"] = head[0]["kernel"].at[agent.model.vector_size :].set(0.0)
     head[-1]["kernel"] = jax.random.normal(KEY, head[-1]["kernel"].shape)
     target = {name: params[name] for name in agent.critic_names} | {"spread": 1.0}
     gradient = jax.grad(lambda params: agent.losses(params, target, 0, make_steps(agent), KEY)[1]["loss/actor"])(params)
@@ -296,6 +295,8 @@ def test_an_action_that_lasts_is_one_step_of_the_model():
     """What is seen while it goes on changes neither the action nor the latent state."""
     agent, lasting = make_agent(), make_agent(action_repeat=3, warmup_steps=24)
     params, obs = agent.policy_params(agent.init(KEY)), make_steps(agent).obs
+    sizes = [one.init(KEY).params["model"]["feature"][0]["kernel"].shape[0] for one in (agent, lasting)]
+    assert sizes[1] - sizes[0] == 1  # Its feature is one of the action too.
     skill = jnp.array([[1.0], [3.0]])
     memory, held = agent.initial_carry(2), lasting.initial_carry(2)
     for t in range(2):
@@ -337,6 +338,7 @@ def test_the_paper_preset_is_the_papers_table():
         ({"horizon": 0}, "horizon should be positive, got 0"),
         ({"return_mix": 1.5}, "return_mix should be in [0, 1], got 1.5"),
         ({"classes": 1}, "classes should be at least 2, got 1"),
+        ({"skill_steps": 100}, "skill_steps should be 0, got 100"),
         ({"multiplier": 2.0}, "multiplier should be in [0, 1]"),
         ({"sequence_length": 64, "warmup_steps": 0}, "warmup_steps should be at least 248, to fill a window of 64"),
     ],

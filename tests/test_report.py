@@ -208,6 +208,10 @@ def test_a_setting_that_an_older_run_does_not_name_is_the_same(tmp_path):
     make_run(tmp_path / "old", seed=0, agent={"discount": 0.99})
     make_run(tmp_path / "new", seed=1, agent={"discount": 0.99, "added": True})
     assert collect([tmp_path]).labels == ["qdac"]
+    make_run(tmp_path / "again", seed=0, agent={"discount": 0.99, "added": True})
+    collection = collect([tmp_path])
+    assert [run.seed for run in collection.tasks[0].algorithms["qdac"]] == [0, 1]
+    assert len(collection.left_out) == 1 and "no independent run" in str(collection.left_out)
 
 
 def test_the_evaluation_of_an_archive_is_an_algorithm_of_its_own(tmp_path):

@@ -43,7 +43,9 @@ def test_no_run_folder(tmp_path):
         open_run(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "config"', "\x00\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 1, "config"', '{"format": 1, "config": null}', "\x00\xff"]
+)
 def test_a_damaged_config(run, text):
     (run.path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match="config.json is damaged"):
@@ -80,7 +82,7 @@ def test_csv_rows_are_exact(run):
 def test_other_columns_are_refused_before_anything_is_written(run):
     run.log(1, {"a": 1.0}, {"b": 1.0})
     before = (run.path / "metrics.csv").read_bytes()
-    with pytest.raises(ValueError, match="columns"):
+    with pytest.raises(UserError, match="columns"):
         run.log(2, {"a": 1.0}, {"c": 1.0})
     assert (run.path / "metrics.csv").read_bytes() == before
 

@@ -56,6 +56,11 @@ class Moments(NamedTuple):
     variance: Array
     count: Array
 
+    @classmethod
+    def of_nothing(cls, size: int) -> Moments:
+        """Returns the moments before any observation."""
+        return cls(jnp.zeros(size), jnp.ones(size), jnp.zeros(()))
+
     def include(self, obs: Array) -> Moments:
         """Returns the moments with [..., size] more observations."""
         obs = obs.reshape(-1, obs.shape[-1])
@@ -94,6 +99,8 @@ def hold(held: Held, action_repeat: int, decide: Callable[[], tuple[Any, Array]]
 
 
 class State(NamedTuple):
+    """What an agent has learned."""
+
     params: dict[str, Params]
     """actor, and the algorithm's own."""
     target: dict[str, Params]
@@ -213,7 +220,7 @@ class Actor:
             **self.init_networks(key),
         }
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.target_rates}
-        moments = Moments(jnp.zeros(task.obs_size), jnp.ones(task.obs_size), jnp.zeros(()))
+        moments = Moments.of_nothing(task.obs_size)
         return State(params, target, self.optimizer(params).init(params), moments, jnp.zeros((), jnp.int32))
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:

@@ -192,7 +192,8 @@ class DOMiNO(soft.SoftActorCritic):
             temperature = fixed(jnp.exp(params["log_temperature"]))
             action, log_prob = policy(params["actor"], batch.obs, key_action)
             next_action, next_log_prob = policy(fixed(params["actor"]), batch.next_obs, key_next_action)
-            diversity = self.task.skill_space.normalize(batch.features) @ direction
+            # Summed over the env steps of an action, as its rewards are.
+            diversity = self.config.action_repeat * (self.task.skill_space.normalize(batch.features) @ direction)
             sums = jnp.stack([batch.discounted_sum(batch.rewards), batch.discounted_sum(diversity)])
             goals = jax.vmap(soft.critic_target, in_axes=(0, None, 0, None, None))(
                 scale * sums, batch.discount, critics(target, batch.next_obs, next_action), scale * temperature,

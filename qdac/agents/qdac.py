@@ -43,8 +43,8 @@ class Config(SkillConfig, soft.SoftConfig):
     """Divide the loss of Q and that of the skill critic by the variance of their targets in the mini-batch, so that
     in shared layers neither drowns the other."""
     step_reward_weight: float = 0.0
-    """Weigh this many times (1 - gamma) Q, the reward of a step, against the distance of the feature expected of a
-    step; 0 for Q, a sum. Against a sum of distances Q stays one."""
+    """Weigh this many times (1 - gamma) Q, the reward of an action, against the distance of the feature expected of
+    one; 0 for Q, a sum. Against a sum of distances Q stays one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from qdac import nets
-from qdac.agents.actor import Held, Moments, adam_for_each, hold
+from qdac.agents.actor import Held, Moments, State, adam_for_each, hold
 from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel
 from qdac.errors import UserError
@@ -96,22 +96,17 @@ class Config(SkillConfig, ModelConfig):
                 f"num_starts should be from 0 to the {self.batch_size * self.sequence_length} states of a batch, "
                 f"got {self.num_starts}"
             )
+        if self.skill_steps:
+            raise UserError(
+                f"skill_steps should be 0, got {self.skill_steps}: a fresh skill would cut the sequences of a model "
+                "that knows nothing of skills"
+            )
         ModelConfig.__post_init__(self)
         SkillConfig.__post_init__(self)
 
     @property
     def window(self) -> int:
         return self.sequence_length
-
-
-class State(NamedTuple):
-    params: dict[str, Params]
-    """model, actor, the critics, and the multiplier if it is learned."""
-    target: dict[str, Params]
-    """The slow critics, and the spread of returns as a decayed mean."""
-    optimizer: Any
-    moments: Moments
-    num_updates: Array
 
 
 class Imagined(NamedTuple):
@@ -148,7 +143,8 @@ class QDACMB(SkillObjective):
     def __init__(self, config: Config, task: Task):
         self.config, self.task = config.for_task(task), task
         self.commands = skill_commands(task)
-        self.model = WorldModel(config, task.obs_size, task.action_size, task.skill_size)
+        sizes = task.obs_size, task.action_size, task.skill_size
+        self.model = WorldModel(config, *sizes, actions_last=self.config.action_repeat > 1)
         self.bins = self.model.bins
         self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
         """`successor` is the skill critic, whichever of the two it is."""
@@ -210,7 +206,8 @@ class QDACMB(SkillObjective):
     # Learning.
 
     def init(self, key: Array) -> State:
-        """Returns fresh networks, their targets and optimisers."""
+        """Returns fresh networks (model, actor, critics, the multiplier if it is learned), what follows slowly (the
+        critics, and the spread of returns as a decayed mean), and optimisers."""
         config, task = self.config, self.task
         key_model, key_actor, key_multiplier, *keys_critics = jax.random.split(key, 5)
         inputs = self.model.vector_size + task.skill_size
@@ -225,7 +222,7 @@ class QDACMB(SkillObjective):
         if config.multiplier is None:
             params["multiplier"] = nets.init_mlp(key_multiplier, (task.skill_size, *config.multiplier_sizes, 1))
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names} | {"spread": jnp.zeros(())}
-        moments = Moments(jnp.zeros(task.obs_size), jnp.ones(task.obs_size), jnp.zeros(()))
+        moments = Moments.of_nothing(task.obs_size)
         return State(params, target, self.optimizer(params).init(params), moments, jnp.zeros((), jnp.int32))
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:

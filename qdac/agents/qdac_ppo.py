@@ -71,7 +71,7 @@ class Config(SkillConfig, ActorConfig):
     """gamma of the average of features that is compared with the skill, where `feature_discount` is how far advantages
     look for what an action does to it; 0 for the same, none for ten times the task's short horizon."""
     step_reward_weight: float = 1.0
-    """What the reward of a step, (1 - gamma) V, weighs against the distance; 0 for V itself, a sum."""
+    """What the reward of an action, (1 - gamma) V, weighs against the distance; 0 for V itself, a sum."""
     multiplier_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the multiplier."""
 

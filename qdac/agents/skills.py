@@ -215,11 +215,11 @@ class SkillObjective:
         """Returns the distance that the actor minimises, and the one that the threshold is for, in the task's units.
 
         What has no unit of its own, a share of death or a sum of distances, is compared by its average and has the
-        mean unit of the dimensions.
+        mean unit of the dimensions. A sum of distances is one over env steps, as that of rewards beside it.
         """
         average = (1.0 - discounts) * expected_sum
         if self.config.skill_critic == "distance":
-            return expected_sum[..., 0], average[..., 0] * self.unit.mean()
+            return self.config.action_repeat * expected_sum[..., 0], average[..., 0] * self.unit.mean()
         size = skill.shape[-1]
         difference = average[..., :size] - skill
         gone = average[..., size:][..., -1:].sum(axis=-1)

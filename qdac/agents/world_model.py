@@ -4,10 +4,10 @@ A latent state is (h, x): h is what a GRU remembers, x a number of categorical v
 
     h' = f(h, x, a)      x' ~ q(x' | h', o')  where o' is observed,  x' ~ p(x' | h')  where it is imagined
 
-Heads read from (h, x) the observation, and from (h, x, a) the feature, the reward and whether the episode goes on:
-what an action shows and brings while it lasts. Observations go in and come out scaled, as whoever uses the model sees
-fit; by symlog in DreamerV3, which reads reward and end from the state that follows: here the one after an end need not
-exist.
+Heads read from (h, x) the observation and the feature, and from (h, x, a) the reward and whether the episode goes on,
+and the feature too where actions last: its mean over an action's time. Observations go in and come out scaled, as
+whoever uses the model sees fit; by symlog in DreamerV3, which reads reward and end from the state that follows: here
+the one after an end need not exist.
 """
 
 from __future__ import annotations
@@ -111,8 +111,13 @@ def kl_divergence(p: Array, q: Array) -> Array:
 class WorldModel:
     """The model for sizes of observation, action and feature; parameters go in and out of every function."""
 
-    def __init__(self, config: ModelConfig, obs_size: int, action_size: int, feature_size: int):
+    def __init__(
+        self, config: ModelConfig, obs_size: int, action_size: int, feature_size: int, actions_last: bool = False
+    ):
         self.config, self.obs_size, self.action_size, self.feature_size = config, obs_size, action_size, feature_size
+        self.actions_last = actions_last
+        """Whether a feature depends on the action. Of a state alone it does not: a model that sees the action there
+        might read from it what the state was, and the actor then show a feature by what it does, not where it gets."""
         self.bins = Bins(config.num_bins, config.bin_limit)
         self.sample_size = config.latents * config.classes
         self.vector_size = config.memory_size + self.sample_size
@@ -135,8 +140,8 @@ class WorldModel:
             "posterior": network(memory + config.encoder_sizes[-1], width, self.sample_size),
             "decoder": network(self.vector_size, *config.encoder_sizes, self.obs_size),
             "feature": network(
-                self.vector_size + self.action_size, *config.head_sizes, self.feature_size * config.num_bins,
-                zero_output=True,
+                self.vector_size + self.action_size * self.actions_last, *config.head_sizes,
+                self.feature_size * config.num_bins, zero_output=True,
             ),
             "outcome": network(
                 self.vector_size + self.action_size, *config.head_sizes, config.num_bins + 1, zero_output=True
@@ -194,7 +199,8 @@ class WorldModel:
 
     def feature(self, params: dict[str, Params], vector: Array, action: Array) -> Array:
         """Returns logits of the features, [..., feature_size, num_bins]."""
-        outputs = nets.apply_silu_mlp(params["feature"], jnp.concatenate([vector, action], axis=-1))
+        inputs = jnp.concatenate([vector, action], axis=-1) if self.actions_last else vector
+        outputs = nets.apply_silu_mlp(params["feature"], inputs)
         return outputs.reshape(*vector.shape[:-1], self.feature_size, self.config.num_bins)
 
     def outcome(self, params: dict[str, Params], vector: Array, action: Array) -> tuple[Array, Array]:

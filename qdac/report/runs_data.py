@@ -111,16 +111,16 @@ def collect(paths: Iterable[str | Path]) -> Collection:
             left_out.append((str(path), str(error)))
         except Exception as error:  # a damage that nobody thought of must not cost the report of the others
             left_out.append((str(path), f"could not be read ({error!r})"))
-    runs, repeated = _without_repeated_seeds(runs)
-    left_out += repeated
     if not runs:
         reasons = "; ".join(f"{path}: {reason}" for path, reason in left_out[:3])
         more = f" (and {len(left_out) - 3} more)" if len(left_out) > 3 else ""
         raise UserError(f"no usable run: {reasons or 'no folder was given'}{more}")
     labels, variants = _labels(runs)
+    labelled, repeated = _without_repeated_seeds(list(zip(labels, runs, strict=True)))
+    left_out += repeated
     tasks = []
     for task in sorted({run.task for run in runs}):
-        members = [(label, run) for label, run in zip(labels, runs, strict=True) if run.task == task]
+        members = [(label, run) for label, run in labelled if run.task == task]
         view = next((run.view for _, run in members if run.view), None)
         fitting = [(label, _fitting(run, view)) for label, run in members]
         algorithms = {
@@ -284,21 +284,25 @@ def _compute(
     }
 
 
-def _without_repeated_seeds(runs: Sequence[RunData]) -> tuple[list[RunData], list[tuple[str, str]]]:
-    """Returns the runs without those that repeat another one's seed and settings, which are named.
+def _without_repeated_seeds(
+    labelled: Sequence[tuple[str, RunData]],
+) -> tuple[list[tuple[str, RunData]], list[tuple[str, str]]]:
+    """Returns the labels and runs without those that repeat a seed under the label of another, which are named.
 
     Two runs of one seed are no two samples. The one with an evaluation, or else with more steps, stays.
     """
-    best: dict[str, RunData] = {}
+
+    def worth(run: RunData) -> tuple:
+        return run.evaluation is not None, bool(run.scores), run.compute["env_steps"] or 0
+
+    best: dict[tuple[str, str, int], RunData] = {}
     left_out = []
-    ranked = sorted(runs, key=lambda run: (run.evaluation is not None, bool(run.scores), run.compute["env_steps"] or 0))
-    for run in reversed(ranked):
-        identity = json.dumps([run.task, run.algo, run.preset, run.seed, run.settings], sort_keys=True, default=str)
-        other = best.setdefault(identity, run)
+    for label, run in sorted(labelled, key=lambda pair: worth(pair[1]), reverse=True):
+        other = best.setdefault((run.task, label, run.seed), run)
         if other is not run:
             left_out.append((str(run.path), f"has the seed and the configuration of {other.path}: no independent run"))
     kept = {id(run) for run in best.values()}
-    return [run for run in runs if id(run) in kept], left_out
+    return [pair for pair in labelled if id(pair[1]) in kept], left_out
 
 
 def _labels(runs: Sequence[RunData]) -> tuple[list[str], list[tuple[str, str]]]:
