@@ -138,7 +138,7 @@ def test_an_evaluation_older_than_the_run_is_said(tmp_path):
         (lambda run: (run / "config.json").unlink(), "has no config.json"),
         (lambda run: (run / "config.json").write_text("{"), "is damaged"),
         (lambda run: (run / "config.json").write_text('{"format": 1, "config": {"algo": "x"}}'), "names no task"),
-        (lambda run: (run / "config.json").write_text('{"format": 1, "config": []}'), "names no task"),
+        (lambda run: (run / "config.json").write_text('{"format": 1, "config": []}'), "is damaged"),
         (lambda run: (run / "config.json").write_text('{"format": 99, "config": {}}'), "update qdac"),
         (lambda run: [path.unlink() for path in run.glob("*.csv")], "neither rows in metrics.csv nor scores"),
     ],
