@@ -130,7 +130,7 @@ def test_files_that_are_no_archive_are_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="could not read the archive"):
         load_archive(path, EXAMPLE)
     empty_archive(SQUARE, EXAMPLE).save(path)
-    with pytest.raises(UserError, match="load it with the configuration and the version of qdac that it was saved with"):
+    with pytest.raises(UserError, match="load it with the configuration and the version of qdac that it was saved"):
         load_archive(path, {"other": np.zeros(3)})
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])

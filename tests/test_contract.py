@@ -28,12 +28,13 @@ OF_MODEL = {
 """In place of `hidden_sizes`, for algorithms with a world model."""
 
 
-VARIANTS = {"no_sf_mb", "fixed_lambda_mb", "uvfa_mb"}
+VARIANTS = {"no_sf", "fixed_lambda", "no_sf_mb", "fixed_lambda_mb", "uvfa_mb"}
 PAIRS = [
     pytest.param(algo, task, marks=[pytest.mark.slow] if (i + j) % 2 or algo in VARIANTS else [])
     for i, algo in enumerate(ALGORITHMS) for j, task in enumerate(TASKS)
 ]  # fmt: skip
-"""Every algorithm on one space, the next one on the other; the rest, and fields of another, with the slow tests."""
+"""Every algorithm on one space, the next one on the other; the rest, and those that are fields of another (of which
+UVFA has both), with the slow tests."""
 
 
 @pytest.mark.parametrize("algo, task", PAIRS)

@@ -92,6 +92,7 @@ def test_two_processes_do_what_two_devices_do(trained_by_two, tmp_path, two_devi
 
 
 @needs_two_devices
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_they_go_on(trained_by_two, tmp_path, two_devices):
     run = Path(shutil.copytree(trained_by_two, tmp_path / "run"))
     with pair(tmp_path, "train", "--resume", run, "--steps", ENDLESS) as processes:

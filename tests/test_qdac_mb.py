@@ -119,12 +119,13 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float
     return {"value": value, "distance": distance, "skill_distance": skill_distance}
 
 
-@pytest.mark.parametrize("death, spread", [("centre", 0.5), ("opposite", 4.0), ("apart", 1.0)])
 @pytest.mark.parametrize(
-    "fields",
+    "fields, death, spread",
     [
-        {}, {"multiplier": 0.5, "feature_scale": 5.0}, {"feature_discount": 0.5}, {"skill_critic": "distance"},
-        {"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True},
+        ({}, "centre", 0.5), ({}, "opposite", 4.0), ({"multiplier": 0.5, "feature_scale": 5.0}, "centre", 4.0),
+        ({"feature_discount": 0.5}, "apart", 1.0), ({"skill_critic": "distance"}, "opposite", 4.0),
+        ({"skill_critic": "distance"}, "apart", 1.0),
+        ({"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True}, "centre", 0.5),
     ],
 )  # fmt: skip
 def test_losses_by_hand(fields, death, spread):
