@@ -24,7 +24,7 @@ import optax
 from qdac import nets
 from qdac.agents.actor import Held, Moments, State, adam_for_each, hold
 from qdac.agents.skills import SkillConfig, SkillObjective
-from qdac.agents.world_model import Latent, ModelConfig, WorldModel
+from qdac.agents.world_model import Latent, ModelConfig, WorldModel, keep_products
 from qdac.errors import UserError
 from qdac.replay import Replay, Sequences, sample_sequences
 from qdac.twohot import symlog
@@ -264,7 +264,7 @@ class QDACMB(SkillObjective):
 
         noise = jax.random.normal(key_action, (horizon, num, self.task.action_size))
         last, (vector, action, std) = jax.lax.scan(
-            one_step, start, (noise, self.model.noise(key_latent, horizon, num))
+            keep_products(one_step), start, (noise, self.model.noise(key_latent, horizon, num))
         )
         return Imagined(jnp.concatenate([vector, last.vector[None]]), action, std)
 

@@ -13,6 +13,7 @@ the one after an end need not exist.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +73,10 @@ class ModelConfig:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         if not 0 < self.unimix < 1:
             raise UserError(f"unimix should be in (0, 1), got {self.unimix}")
+
+
+keep_products = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
+"""Of a step in a loop keeps the matrix products alone for the way back: the rest is made again sooner than stored."""
 
 
 class Latent(NamedTuple):
@@ -225,7 +230,8 @@ class WorldModel:
             return latent, (latent, probabilities)
 
         by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (embeddings, before, steps.is_first))
-        _, found = jax.lax.scan(one_step, self.initial(num), (*by_time, self.noise(key, length, num)))
+        inputs = (*by_time, self.noise(key, length, num))
+        _, found = jax.lax.scan(keep_products(one_step), self.initial(num), inputs)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
 
     def loss(self, params: dict[str, Params], steps: Sequences, key: Array) -> tuple[Array, Latent, dict[str, Array]]:
