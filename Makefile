@@ -30,14 +30,12 @@ lint: $(READY) ## run ruff
 bench: $(READY) ## measure the speed on this machine, as JSON
 	@$(PY) -m qdac bench --json $(ARGS)
 
-results: $(READY) ## write the tables of results/ into README.md and docs/comparison.md
+results: $(READY) ## write the table of results/laptop into README.md
 	@$(PY) -m qdac.report.results_table results/laptop README.md
-	@$(PY) -m qdac.report.results_table results/laptop-2e6 docs/comparison.md
 
-report: $(READY) ## write the reports over results/laptop and results/laptop-2e6 to docs/results and docs/comparison
-	@rm -rf docs/results docs/comparison
+report: $(READY) ## write the report over results/laptop to docs/results
+	@rm -rf docs/results
 	@$(PY) -m qdac report results/laptop -o docs/results --no-png
-	@$(PY) -m qdac report results/laptop-2e6 -o docs/comparison --no-png
 
 picture: ## take docs/images/report.png of the page in docs/results (with CHROMIUM=chromium)
 	@"$(CHROMIUM)" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,1500 \

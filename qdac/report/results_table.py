@@ -36,8 +36,6 @@ TARGETS = {
 }
 FORMS_OF_QDAC = ("qdac", "qdac_ppo")
 """What the targets are for."""
-WHOLE = ("laptop", "paper")
-"""Presets with their own budget; folders of other names hold runs with another one, which have no target."""
 COLUMNS = (
     "task", "algorithm", "seed", "minutes", "env steps", "updates", "rollouts", "achieved", "performance score",
     "best return", "mean distance", "episode length",
@@ -56,7 +54,7 @@ def results_table(folder: str | Path) -> str:
             evaluation = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
             labels = str(evaluation["task"]), str(evaluation["algo"]), int(config["seed"])
-            has_target = folder.name in WHOLE and evaluation["algo"] in FORMS_OF_QDAC
+            has_target = evaluation["algo"] in FORMS_OF_QDAC
             rows.append((*labels, _cells(evaluation, TARGETS.get(labels[0]) if has_target else None)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"left out {run}: {type(error).__name__}: {error}", file=sys.stderr)
