@@ -358,6 +358,7 @@ def test_check_task_says_what_does_not_fit(changes, message):
 def test_reference_returns_are_those_of_the_runs_they_name():
     root = Path(__file__).parents[1]
     returns = json.loads((root / "qdac" / "tasks" / "sac_returns.json").read_text())
+    assert set(returns) == {spec.robot for spec in locomotion.SPECS.values()}
     for robot, entry in returns.items():
         evaluation = json.loads((root / entry["run"] / "evaluation.json").read_text())
         assert (evaluation["algo"], evaluation["mean_return"]) == ("sac", entry["mean_return"]), robot
