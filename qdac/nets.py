@@ -50,10 +50,14 @@ def apply_mlp(params: MLPParams, x: Array) -> Array:
     return x @ params[-1]["kernel"] + params[-1]["bias"]
 
 
-def apply_silu_mlp(params: MLPParams, x: Array) -> Array:
-    """Returns the outputs of an MLP with normalised hidden layers and smooth activations."""
+def apply_silu_mlp(params: MLPParams, x: Array, beside: Array | float = 0.0) -> Array:
+    """Returns the outputs of an MLP with normalised hidden layers and smooth activations.
+
+    `beside` is what the first layer has from other inputs, a product made elsewhere.
+    """
     for layer in params[:-1]:
-        x = jax.nn.silu(rms_norm(x @ layer["kernel"] + layer["bias"]) * layer["scale"])
+        x = jax.nn.silu(rms_norm(x @ layer["kernel"] + layer["bias"] + beside) * layer["scale"])
+        beside = 0.0
     return x @ params[-1]["kernel"] + params[-1]["bias"]
 
 

@@ -97,7 +97,9 @@ def known(agent: QDACMB) -> dict[str, Any]:
     return params
 
 
-def by_hand(asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float) -> dict[str, np.ndarray]:
+def by_hand(
+    asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float, is_expected: bool
+) -> dict[str, np.ndarray]:
     """Returns what the losses should see for skills in the task's units, [HORIZON, num]."""
     z = asked / 2 - 1
     psi_now = np.abs(FEATURE - z) if is_sum else np.full_like(z, FEATURE)
@@ -115,6 +117,9 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float
     gone = averages(0.0, PSI, 2.0)[:, None] if death == "apart" else 0.0
     average = psi if is_sum else np.abs(psi - z) + gone
     distance = psi / (1 - GAMMA) if is_sum else average
+    if is_expected:  # Without death apart: what the critic says, and the way to or from the skill along its slope.
+        average = np.broadcast_to(np.abs(PSI - z), psi.shape)
+        distance = average + np.sign(PSI - z) * (psi - PSI)
     skill_distance = 2 * average  # the space is 4 long, its normalised form 2
     return {"value": value, "distance": distance, "skill_distance": skill_distance}
 
@@ -124,7 +129,7 @@ def by_hand(asked: np.ndarray, *, is_sum: bool, death: str, feature_gamma: float
     [
         ({}, "centre", 0.5), ({}, "opposite", 4.0), ({"multiplier": 0.5, "feature_scale": 5.0}, "centre", 4.0),
         ({"feature_discount": 0.5}, "apart", 1.0), ({"skill_critic": "distance"}, "opposite", 4.0),
-        ({"skill_critic": "distance"}, "apart", 1.0),
+        ({"skill_critic": "distance"}, "apart", 1.0), ({"compare": "expected"}, "centre", 4.0),
         ({"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True}, "centre", 0.5),
     ],
 )  # fmt: skip
@@ -136,7 +141,9 @@ def test_losses_by_hand(fields, death, spread):
     target = {name: params[name] for name in agent.critic_names} | {"spread": spread}
     total, metrics = agent.losses(params, target, jnp.zeros((), jnp.int32), make_steps(agent), KEY)
     gamma = fields.get("feature_discount", GAMMA)
-    numbers = by_hand(asked, is_sum="skill_critic" in fields, death=death, feature_gamma=gamma)
+    numbers = by_hand(
+        asked, is_sum="skill_critic" in fields, death=death, feature_gamma=gamma, is_expected="compare" in fields
+    )
 
     weight = ((GAMMA * GOES_ON) ** np.arange(HORIZON))[:, None]
     multiplier = fields.get("multiplier", 1 / (1 + np.exp(-LOGIT)))
@@ -271,6 +278,17 @@ def test_rollouts_begin_in_some_of_the_states():
     assert len(places) == 3 and len({tuple(place) for place in places}) == 3 and all(len(place) for place in places)
     with pytest.raises(UserError, match="num_starts should be from 0 to the 8 states of a batch, got 9"):
         make_agent(num_starts=9)
+
+
+def test_an_average_of_the_actor_may_act():
+    agent = make_agent(actor_average_rate=0.25)
+    start = agent.init(KEY)
+    state, _ = jax.jit(agent.update)(start, make_steps(agent), KEY)
+    acting, before, trained = (
+        each["actor"][0]["kernel"] for each in (agent.policy_params(state), start.params, state.params)
+    )
+    close(acting, 0.75 * before + 0.25 * trained)
+    assert not np.allclose(before, trained)
 
 
 def test_acting_follows_the_episode_as_training_does():

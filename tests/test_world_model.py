@@ -99,6 +99,16 @@ def test_each_divergence_teaches_its_own_side():
     assert gradients_of({"dynamics": 1.0, "representation": 1.0}, free_nats=100.0) == {"prior": 0, "posterior": 0}
 
 
+def test_what_comes_first_need_not_be_foretold(model):
+    """Two steps that both begin an episode have no divergence; the second of one episode has."""
+    steps = random_steps(4, 2)
+    params = model.init(KEY)
+    names = ("dynamics", "representation")
+    _, _, alone = model.loss(params, steps._replace(is_first=jnp.ones((4, 2))), KEY)
+    _, _, parts = model.loss(params, steps, KEY)
+    assert all(alone[name] == 0 and parts[name] >= 0.5 * SMALL.free_nats for name in names)
+
+
 def test_the_first_step_of_an_episode_knows_nothing_of_what_came_before(model):
     steps = random_steps(2, 6)
     steps = steps._replace(is_first=steps.is_first.at[0, 4].set(1.0))

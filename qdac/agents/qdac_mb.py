@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,9 @@ class Config(SkillConfig, ModelConfig):
     """H: steps imagined from each of them."""
     return_mix: float = 0.95
     """lambda of the lambda-returns: how much the imagined future counts against what the critic expects."""
+    compare: Literal["imagined", "expected"] = "imagined"
+    """What is compared with the skill: psi_l, of one rollout, or what the critic expects of all of them. The distance
+    of the latter then changes by its slope times what the rollout differs from it."""
     normalize_returns: bool = True
     """Divide V_l in the actor's objective by the spread of returns (from the 5th to the 95th of a hundred), if that is
     above 1: returns of hundreds then weigh as much as a distance below 1. A sum of distances is one of hundreds itself,
@@ -75,6 +78,8 @@ class Config(SkillConfig, ModelConfig):
     """How far the slow critics, which the critics are kept close to, move towards them at each update."""
     slow_scale: float = 1.0
     """Weight of the loss that keeps them close."""
+    actor_average_rate: float = 1.0
+    """How far the policy that acts moves towards the actor that is trained at each update; 1 for the same."""
     shared_critics: bool = False
     """Value and skill critic share their hidden layers: one network with all outputs."""
     multiplier_sizes: tuple[int, ...] = (8,)
@@ -89,8 +94,9 @@ class Config(SkillConfig, ModelConfig):
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
         if not 0 <= self.return_mix <= 1:
             raise UserError(f"return_mix should be in [0, 1], got {self.return_mix}")
-        if not 0 < self.target_rate <= 1:
-            raise UserError(f"target_rate should be in (0, 1], got {self.target_rate}")
+        for name in ("target_rate", "actor_average_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"{name} should be in (0, 1], got {getattr(self, name)}")
         if not 0 <= self.num_starts <= self.batch_size * self.sequence_length:
             raise UserError(
                 f"num_starts should be from 0 to the {self.batch_size * self.sequence_length} states of a batch, "
@@ -148,6 +154,10 @@ class QDACMB(SkillObjective):
         self.bins = self.model.bins
         self.critic_names = ("critic",) if config.shared_critics else ("critic", "successor")
         """`successor` is the skill critic, whichever of the two it is."""
+        self.target_rates = dict.fromkeys(self.critic_names, config.target_rate)
+        """How far what follows slowly moves at each update."""
+        if config.actor_average_rate < 1.0:
+            self.target_rates["actor"] = config.actor_average_rate
 
     @property
     def divides_returns(self) -> bool:
@@ -165,7 +175,8 @@ class QDACMB(SkillObjective):
     def policy_params(self, state: State) -> Params:
         """Returns what acting needs, the model as a whole: a saved policy can imagine too."""
         scaling = {"moments": state.moments} if self.config.normalize_observations else {}
-        return {name: state.params[name] for name in ("model", "actor")} | scaling
+        actor = state.target.get("actor", state.params["actor"])
+        return {"model": state.params["model"], "actor": actor} | scaling
 
     collector_params = policy_params
 
@@ -207,7 +218,7 @@ class QDACMB(SkillObjective):
 
     def init(self, key: Array) -> State:
         """Returns fresh networks (model, actor, critics, the multiplier if it is learned), what follows slowly (the
-        critics, and the spread of returns as a decayed mean), and optimisers."""
+        critics, the actor if an average of it acts, the spread of returns as a decayed mean), and optimisers."""
         config, task = self.config, self.task
         key_model, key_actor, key_multiplier, *keys_critics = jax.random.split(key, 5)
         inputs = self.model.vector_size + task.skill_size
@@ -221,7 +232,7 @@ class QDACMB(SkillObjective):
             params[name] = nets.init_mlp(key_critic, sizes, layer_norm=True, zero_output=True)
         if config.multiplier is None:
             params["multiplier"] = nets.init_mlp(key_multiplier, (task.skill_size, *config.multiplier_sizes, 1))
-        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.critic_names} | {"spread": jnp.zeros(())}
+        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.target_rates} | {"spread": jnp.zeros(())}
         moments = Moments.of_nothing(task.obs_size)
         return State(params, target, self.optimizer(params).init(params), moments, jnp.zeros((), jnp.int32))
 
@@ -268,6 +279,17 @@ class QDACMB(SkillObjective):
         )
         return Imagined(jnp.concatenate([vector, last.vector[None]]), action, std)
 
+    def compared(self, imagined: Array, expected: Array, skill: Array, discounts: Array) -> tuple[Array, Array]:
+        """Returns the distance that the actor minimises and the one that the threshold is for, of averages."""
+
+        def distances(averages: Array) -> tuple[Array, Array]:
+            return self.distances(averages / (1.0 - discounts), skill, discounts)
+
+        if self.config.compare == "imagined":
+            return distances(imagined)
+        (distance, skill_distance), (change, _) = jax.jvp(distances, (expected,), (imagined - expected,))
+        return distance + change, skill_distance
+
     def losses(
         self, params: dict[str, Params], target: dict[str, Params], num_updates: Array, steps: Sequences, key: Array
     ) -> tuple[Array, dict[str, Array]]:
@@ -292,20 +314,20 @@ class QDACMB(SkillObjective):
         reward, goes_on = self.bins.mean(reward), jax.nn.sigmoid(goes_on)
         feature = self.bins.mean(self.model.feature(judges["model"], vector[:-1], action))
         # Of all states, as below, where the critics learn: the compiler then evaluates them once.
-        next_average = self.bins.mean(self.critics(judges, vector, skills)[1:])
+        expected = self.bins.mean(self.critics(judges, vector, skills))
 
         # The lambda-returns of both critics, one beside the other.
         now = jnp.concatenate([reward[..., None], self.summed(feature, skill)], axis=-1)
         after_end = jnp.concatenate([jnp.zeros((len(skill), 1)), self.after_death(asked)], axis=-1)
         discounts = jnp.concatenate([jnp.array([discount]), self.skill_discounts(discount)])
-        averages = lambda_returns(now, next_average, goes_on, after_end, discounts, config.return_mix)
+        averages = lambda_returns(now, expected[1:], goes_on, after_end, discounts, config.return_mix)
         # How likely each step is to be lived, and how much it counts.
         lived = jnp.cumprod(discount * goes_on[:-1], axis=0)
         weight = fixed(jnp.concatenate([jnp.ones((1, len(skill))), lived]))
 
         # Policy improvement.
         value = averages[..., 0] / (1.0 - discount)
-        distance, skill_distance = self.distances(averages[..., 1:] / (1.0 - discounts[1:]), skill, discounts[1:])
+        distance, skill_distance = self.compared(averages[..., 1:], fixed(expected[:-1, :, 1:]), skill, discounts[1:])
         multiplier, loss_multiplier, of_multiplier = self.multiplier_and_loss(
             params, skill, skill_distance, num_updates, weight
         )
@@ -331,7 +353,7 @@ class QDACMB(SkillObjective):
             **of_multiplier,
         }
         if self.divides_returns:
-            metrics["train/spread"] = jnp.percentile(value, 95.0) - jnp.percentile(value, 5.0)
+            metrics["train/spread"] = jnp.diff(jnp.percentile(value, jnp.array([5.0, 95.0])))[0]
         return loss_model + loss_critic + loss_successor + loss_actor + loss_multiplier, metrics
 
     def update(self, state: State, steps: Sequences, key: Array) -> tuple[State, dict[str, Array]]:
@@ -344,8 +366,8 @@ class QDACMB(SkillObjective):
         updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         target = {
-            name: optax.incremental_update(params[name], state.target[name], self.config.target_rate)
-            for name in self.critic_names
+            name: optax.incremental_update(params[name], state.target[name], rate)
+            for name, rate in self.target_rates.items()
         }
         target["spread"] = optax.incremental_update(
             metrics.get("train/spread", jnp.zeros(())), state.target["spread"], SPREAD_RATE
@@ -355,8 +377,9 @@ class QDACMB(SkillObjective):
 
 LAPTOP = Config(
     num_envs=64,
-    steps_per_iteration=16,
-    updates_per_iteration=16,
+    steps_per_iteration=4,
+    updates_per_iteration=128,
+    action_repeat=None,
     warmup_steps=8_192,
     memory_size=128,
     latents=16,
@@ -364,13 +387,16 @@ LAPTOP = Config(
     model_width=128,
     encoder_sizes=(128, 128),
     head_sizes=(128, 128),
-    num_bins=41,
-    bin_limit=5.0,
+    num_bins=27,
+    bin_limit=3.25,
+    representation_scale=0.02,
     batch_size=64,
     sequence_length=16,
     num_starts=128,
     normalize_observations=True,
     feature_scale=5.0,
+    compare="expected",
+    actor_average_rate=0.01,
     learning_rate=3e-4,
     model_learning_rate=1e-3,
     multiplier_learning_rate=3e-3,

@@ -138,11 +138,11 @@ class WorldModel:
 
         gates = nets.init_mlp(next(keys), (width + memory, 3 * memory))[0]
         return {
-            "encoder": network(self.obs_size, *config.encoder_sizes),
+            "encoder": network(self.obs_size, *config.encoder_sizes, width),
             "mix": network(self.sample_size + self.action_size, width),
             "memory": gates | {"scale": jnp.ones(3 * memory)},
             "prior": network(memory, width, self.sample_size),
-            "posterior": network(memory + config.encoder_sizes[-1], width, self.sample_size),
+            "posterior": network(memory, width, self.sample_size),
             "decoder": network(self.vector_size, *config.encoder_sizes, self.obs_size),
             "feature": network(
                 self.vector_size + self.action_size * self.actions_last, *config.head_sizes,
@@ -160,12 +160,13 @@ class WorldModel:
         return Latent(jnp.zeros((num, self.config.memory_size)), jnp.zeros((num, self.sample_size)))
 
     def encode(self, params: dict[str, Params], obs: Array) -> Array:
-        """Returns what the posterior reads of observations."""
-        return _hidden(params["encoder"], obs)
+        """Returns what the first layer of the posterior has from observations: of many steps at once."""
+        return nets.apply_silu_mlp(params["encoder"], obs)
 
     def remember(self, params: dict[str, Params], latent: Latent, action: Array) -> Array:
         """Returns the memory h' after actions in latent states."""
-        inputs = _hidden(params["mix"], jnp.concatenate([latent.sample, action], axis=-1))
+        mixed = nets.apply_silu_mlp(params["mix"], jnp.concatenate([latent.sample, action], axis=-1))
+        inputs = jax.nn.silu(nets.rms_norm(mixed))
         gates = params["memory"]
         fused = jnp.concatenate([inputs, latent.memory], axis=-1) @ gates["kernel"]
         reset, candidate, update = jnp.split(nets.rms_norm(fused) * gates["scale"] + gates["bias"], 3, axis=-1)
@@ -175,15 +176,14 @@ class WorldModel:
 
     def prior(self, params: dict[str, Params], memory: Array) -> Array:
         """Returns p(x | h), [..., latents, classes]."""
-        return self._probabilities(params["prior"], memory)
+        return self._probabilities(nets.apply_silu_mlp(params["prior"], memory))
 
     def posterior(self, params: dict[str, Params], memory: Array, embedding: Array) -> Array:
         """Returns q(x | h, o), [..., latents, classes]."""
-        return self._probabilities(params["posterior"], jnp.concatenate([memory, embedding], axis=-1))
+        return self._probabilities(nets.apply_silu_mlp(params["posterior"], memory, embedding))
 
-    def _probabilities(self, network: Params, inputs: Array) -> Array:
+    def _probabilities(self, outputs: Array) -> Array:
         config = self.config
-        outputs = nets.apply_silu_mlp(network, inputs)
         probabilities = jax.nn.softmax(outputs.reshape(*outputs.shape[:-1], config.latents, config.classes))
         return (1.0 - config.unimix) * probabilities + config.unimix / config.classes
 
@@ -240,14 +240,15 @@ class WorldModel:
         latent, posterior = self.follow(params, steps, key)
         vector = latent.vector
         prior = self.prior(params, latent.memory)
+        is_foretold = 1.0 - steps.is_first  # What comes first follows from nothing, and is never imagined.
         reward, goes_on = self.outcome(params, vector, steps.action)
         parts = {
             "observation": jnp.square(self.decode(params, vector) - steps.obs).sum(axis=-1),
             "reward": self.bins.loss(reward, steps.reward),
             "feature": self.bins.loss(self.feature(params, vector, steps.action), steps.feature).sum(axis=-1),
             "end": optax.sigmoid_binary_cross_entropy(goes_on, 1.0 - steps.terminated),
-            "dynamics": jnp.maximum(kl_divergence(fixed(posterior), prior), config.free_nats),
-            "representation": jnp.maximum(kl_divergence(posterior, fixed(prior)), config.free_nats),
+            "dynamics": is_foretold * jnp.maximum(kl_divergence(fixed(posterior), prior), config.free_nats),
+            "representation": is_foretold * jnp.maximum(kl_divergence(posterior, fixed(prior)), config.free_nats),
         }
         names = ("dynamics", "representation", "feature")
         scales = {name: getattr(config, f"{name}_scale") for name in names}
@@ -255,7 +256,3 @@ class WorldModel:
         total = sum(scales.get(name, 1.0) * mean for name, mean in means.items())
         return total, latent, means
 
-
-def _hidden(network: Params, x: Array) -> Array:
-    """Returns the outputs of a network whose last layer is a hidden one too."""
-    return jax.nn.silu(nets.rms_norm(nets.apply_silu_mlp(network, x)))
