@@ -20,6 +20,7 @@ import psutil
 
 from qdac.agents import get_algorithm
 from qdac.config import default_config
+from qdac.device import learner_options
 from qdac.evaluation import Evaluator
 from qdac.tasks import make_task
 from qdac.trunk import Trunk
@@ -228,7 +229,9 @@ class _UpdateRound:
         def updates(state: Any, batch: Any, keys: Any) -> Any:
             return jax.lax.scan(lambda state, key: agent.update(state, batch, key), state, keys)
 
-        self.compiled = jax.jit(updates, donate_argnums=0).lower(self.state, self.batch, self.keys).compile()
+        options = learner_options(jax.devices()[0])
+        jitted = jax.jit(updates, donate_argnums=0, compiler_options=options)
+        self.compiled = jitted.lower(self.state, self.batch, self.keys).compile()
 
     def __call__(self) -> Any:
         self.state, metrics = self.compiled(self.state, self.batch, self.keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 
 def configure() -> None:
@@ -26,6 +27,14 @@ def configure() -> None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
     jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def learner_options(device: Any) -> dict[str, str]:
+    """Returns compiler options for the program of updates.
+
+    XLA's CPU backend hands matrix products to a library that runs most of them on one thread: here it gets sums alone.
+    """
+    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"} if device.platform == "cpu" else {}
 
 
 def even_share(devices: list, number: int) -> list:

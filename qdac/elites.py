@@ -53,11 +53,13 @@ class Elites:
         self.archive = empty_archive(cells, _example(agent))
 
     def commands(self, step: int) -> np.ndarray:
-        """Returns what to tell the policy of a step: fresh commands, of envs from the first to the last."""
-        envs = jnp.arange(self.num) * self.agent.config.num_envs // self.num
-        keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(SEED), step), self.num)
+        """Returns what to tell the policy of a step: fresh commands, of envs evenly spaced from a random one on."""
+        num_envs = self.agent.config.num_envs
+        key_first, *keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(SEED), step), self.num + 1)
+        first = jax.random.randint(key_first, (), 0, num_envs)
+        envs = (first + jnp.arange(self.num) * num_envs // self.num) % num_envs
         draw = jax.vmap(lambda key, env: self.agent.commands.draw(key, env, 1)[0])
-        return np.asarray(draw(keys, envs))
+        return np.asarray(draw(jnp.stack(keys), envs))
 
     def add(self, params: Params, origin: Mapping[str, Any], folder: Path) -> None:
         """Executes some commands, and keeps what is best in its cell; the policy too, if it showed any of that."""

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from qdac import hosts, rollout
 from qdac import replay as replay_lib
-from qdac.device import even_share
+from qdac.device import even_share, learner_options
 from qdac.errors import UserError
 from qdac.types import Array, Task, Transition
 
@@ -167,6 +167,7 @@ class Trunk:
         self._learn = jax.jit(
             self._insert_and_update, donate_argnums=(0, 1),
             out_shardings=(self.learner_everywhere, self.replay_sharding, self.learner_everywhere),
+            compiler_options=learner_options(learner_devices[0]),
         )
         self._start = jax.jit(
             functools.partial(rollout.start_episodes, task, agent, num_envs=config.num_envs),

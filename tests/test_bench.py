@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from qdac import bench
+from qdac.agents import ALGORITHMS
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def measured() -> dict:
         return bench.run("sac", "examples.point_mass:point_mass", preset="debug", seconds=0.01)
 
 
-@pytest.mark.parametrize("algo", ["qdac", "qdac_mb", "qdac_ppo"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_preset_can_be_measured(algo, monkeypatch):
     """On a task whose actions last, and whose windows are longer than a round."""
 

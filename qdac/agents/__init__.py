@@ -66,9 +66,11 @@ def _on_trunk(
     return Algorithm(summary, make_agent, Trunk, presets, fields)
 
 
-FEW_STEPS = {"eval_interval": 50_000}
+FEW_STEPS = {"eval_interval": 25_000}
 """For those that make many updates of few env steps."""
 MANY_STEPS = {"eval_interval": 2_000_000}
+LAST_POLICY = {"keep": "last"}
+"""For those whose policies the share of skills achieved, a few in a hundred, does not tell apart."""
 
 
 ALGORITHMS = {
@@ -105,17 +107,16 @@ ALGORITHMS = {
     "uvfa_mb": _on_trunk(
         "UVFA on the model-based trunk", qdac_mb.QDACMB, qdac_mb, FEW_STEPS, skill_critic="distance", multiplier=0.66
     ),
-    # Which of its policies is the best, the share of skills achieved does not say.
     "sac": _on_trunk(
-        "Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac, {"keep": "last"}
+        "Soft Actor-Critic: the task's reward alone, one behaviour for all skills", sac.SAC, sac, LAST_POLICY
     ),
     "smerl": _on_trunk(
         "SMERL: behaviours that a discriminator can tell apart, once the return is near SAC's", smerl.SMERL, smerl,
-        reverse=False,
+        LAST_POLICY, reverse=False,
     ),
     "reverse_smerl": _on_trunk(
         "Reverse SMERL: behaviours that a discriminator can tell apart, and the task until the return is near SAC's",
-        smerl.SMERL, smerl, reverse=True,
+        smerl.SMERL, smerl, LAST_POLICY, reverse=True,
     ),
     "domino": _on_trunk(
         "DOMiNO: ten near-optimal policies whose average features keep apart", domino.DOMiNO, domino,
