@@ -66,8 +66,8 @@ def _on_trunk(
     return Algorithm(summary, make_agent, Trunk, presets, fields)
 
 
-FEW_STEPS = {"eval_interval": 25_000}
-"""For those that make many updates of few env steps."""
+FEW_STEPS = {"eval_interval": 25_000, "keep": "last"}
+"""For those that make many updates of few env steps, whose returns go on growing while the share comes and goes."""
 MANY_STEPS = {"eval_interval": 2_000_000}
 LAST_POLICY = {"keep": "last"}
 """For those whose policies the share of skills achieved, a few in a hundred, does not tell apart."""
