@@ -121,6 +121,18 @@ def adam_for_each(
     )
 
 
+def slow_copies(params: dict[str, Params], rates: dict[str, float]) -> dict[str, Params]:
+    """Returns copies of the networks that have a rate: what is to follow them slowly, by `followed`."""
+    return {name: jax.tree.map(jnp.copy, params[name]) for name in rates}
+
+
+def followed(
+    target: dict[str, Params], params: dict[str, Params], rates: dict[str, float]
+) -> dict[str, Params]:
+    """Returns all that is slow after an update, the copies each by its rate closer to what they follow."""
+    return target | {name: optax.incremental_update(params[name], target[name], rate) for name, rate in rates.items()}
+
+
 class Actor:
     """An agent of the trunk with a Gaussian actor, which is also its `Policy`."""
 
@@ -219,20 +231,13 @@ class Actor:
             **self.init_numbers(),
             **self.init_networks(key),
         }
-        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.target_rates}
+        target = slow_copies(params, self.target_rates)
         moments = Moments.of_nothing(task.obs_size)
         return State(params, target, self.optimizer(params).init(params), moments, jnp.zeros((), jnp.int32))
 
     def optimizer(self, params: dict[str, Params]) -> optax.GradientTransformation:
         """Returns an Adam for each network."""
         return adam_for_each({name: self.learning_rate(name) for name in params}, self.config.max_gradient_norm)
-
-    def followed(self, target: dict[str, Params], params: dict[str, Params]) -> dict[str, Params]:
-        """Returns the slow copies after an update."""
-        return target | {
-            name: optax.incremental_update(params[name], target[name], rate)
-            for name, rate in self.target_rates.items()
-        }
 
     def learning_rate(self, name: str) -> optax.ScalarOrSchedule:
         """Returns the step size of a network or number."""

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from qdac import nets
-from qdac.agents.actor import Held, Moments, State, adam_for_each, hold
+from qdac.agents.actor import Held, Moments, State, adam_for_each, followed, hold, slow_copies
 from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.world_model import Latent, ModelConfig, WorldModel, keep_products
 from qdac.errors import UserError
@@ -232,7 +232,7 @@ class QDACMB(SkillObjective):
             params[name] = nets.init_mlp(key_critic, sizes, layer_norm=True, zero_output=True)
         if config.multiplier is None:
             params["multiplier"] = nets.init_mlp(key_multiplier, (task.skill_size, *config.multiplier_sizes, 1))
-        target = {name: jax.tree.map(jnp.copy, params[name]) for name in self.target_rates} | {"spread": jnp.zeros(())}
+        target = slow_copies(params, self.target_rates) | {"spread": jnp.zeros(())}
         moments = Moments.of_nothing(task.obs_size)
         return State(params, target, self.optimizer(params).init(params), moments, jnp.zeros((), jnp.int32))
 
@@ -365,10 +365,7 @@ class QDACMB(SkillObjective):
         )
         updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        target = {
-            name: optax.incremental_update(params[name], state.target[name], rate)
-            for name, rate in self.target_rates.items()
-        }
+        target = followed(state.target, params, self.target_rates)
         target["spread"] = optax.incremental_update(
             metrics.get("train/spread", jnp.zeros(())), state.target["spread"], SPREAD_RATE
         )

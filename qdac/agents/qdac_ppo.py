@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from qdac import nets
-from qdac.agents.actor import Actor, ActorConfig, State
+from qdac.agents.actor import Actor, ActorConfig, State, followed
 from qdac.agents.skills import SkillConfig, SkillObjective
 from qdac.agents.soft import bellman_loss
 from qdac.errors import UserError
@@ -288,7 +288,7 @@ class QDACPPO(SkillObjective, Actor):
         params["actor"], adam = jax.tree.map(functools.partial(jnp.where, is_near), after, before)
         optimizer = optimizer._replace(inner_states=optimizer.inner_states | {"actor": adam})
         return State(
-            params, self.followed(state.target, params), optimizer, state.moments, state.num_updates + 1
+            params, followed(state.target, params, self.target_rates), optimizer, state.moments, state.num_updates + 1
         ), metrics
 
     def losses(

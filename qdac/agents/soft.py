@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from qdac.agents.actor import Actor, ActorConfig, State
+from qdac.agents.actor import Actor, ActorConfig, State, followed
 from qdac.errors import UserError
 from qdac.replay import Batch, Replay, sample
 from qdac.types import Array, Commands, Params, Task
@@ -147,5 +147,5 @@ class SoftActorCritic(Actor):
         updates, optimizer = self.optimizer(state.params).update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         return State(
-            params, self.followed(state.target, params), optimizer, state.moments, state.num_updates + 1
+            params, followed(state.target, params, self.target_rates), optimizer, state.moments, state.num_updates + 1
         ), metrics
