@@ -34,7 +34,9 @@ class Bins:
 
     def mean(self, logits: Array) -> Array:
         """Returns the numbers that distributions [..., num] stand for."""
-        return jax.nn.softmax(logits) @ symexp(jnp.linspace(-self.limit, self.limit, self.num))
+        probabilities = jax.nn.softmax(logits)
+        lean = 0.5 * (probabilities - jnp.flip(probabilities, axis=-1))  # Bins of either sign cancel exactly.
+        return lean @ symexp(jnp.linspace(-self.limit, self.limit, self.num))
 
     def two_hot(self, number: Array) -> Array:
         """Returns weights [..., num] of the two bins around each number whose mean it is; those beyond are cut off."""

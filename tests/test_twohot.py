@@ -29,6 +29,12 @@ def test_the_mean_is_that_of_the_numbers():
     close(bins.mean(jnp.log(bins.two_hot(jnp.array([1.0, -1.0])).T @ jnp.array([0.75, 0.25]) + 1e-30)), 0.5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("num, limit", [(255, 20.0), (27, 3.25), (10, 4.0)])
+def test_even_odds_are_exactly_0(num, limit):
+    """Bins of millions of either sign cancel: a head that begins with even odds says 0, whatever its range."""
+    assert Bins(num, limit).mean(jnp.zeros(num)) == 0
+
+
 @pytest.mark.parametrize("num, limit", [(41, 5.0), (255, 6.0)])
 def test_the_mean_of_a_two_hot_is_its_number(num, limit):
     bins = Bins(num, limit)
