@@ -10,6 +10,7 @@ from examples import ablation
     [
         ("qdac", 60_000), ("no_sf", 20_000), pytest.param("uvfa", 20_000, marks=pytest.mark.slow),
         pytest.param("qdac_mb", 10_000, marks=pytest.mark.slow),
+        pytest.param("fixed_lambda_mb", 20_000, marks=pytest.mark.slow),
         pytest.param("no_sf_mb", 20_000, marks=pytest.mark.slow),
         pytest.param("uvfa_mb", 20_000, marks=pytest.mark.slow),
     ],

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import psutil
 import pytest
-from probes import always, clock_task, close, taught
+from probes import always, assert_trees_close, clock_task, close, needs_two_devices, taught
+from tiny_tasks import line
 
 from qdac.agents import get_preset
 from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns
@@ -117,9 +119,10 @@ def by_hand(
     gone = averages(0.0, PSI, 2.0)[:, None] if death == "apart" else 0.0
     average = psi if is_sum else np.abs(psi - z) + gone
     distance = psi / (1 - GAMMA) if is_sum else average
-    if is_expected:  # Without death apart: what the critic says, and the way to or from the skill along its slope.
-        average = np.broadcast_to(np.abs(PSI - z), psi.shape)
-        distance = average + np.sign(PSI - z) * (psi - PSI)
+    if is_expected:  # What the critic says, and the way to or from the skill, and to or from death, along its slope.
+        expected_gone = PSI if death == "apart" else 0.0
+        average = np.broadcast_to(np.abs(PSI - z) + expected_gone, psi.shape)
+        distance = average + np.sign(PSI - z) * (psi - PSI) + gone - expected_gone
     skill_distance = 2 * average  # the space is 4 long, its normalised form 2
     return {"value": value, "distance": distance, "skill_distance": skill_distance}
 
@@ -130,6 +133,7 @@ def by_hand(
         ({}, "centre", 0.5), ({}, "opposite", 4.0), ({"multiplier": 0.5, "feature_scale": 5.0}, "centre", 4.0),
         ({"feature_discount": 0.5}, "apart", 1.0), ({"skill_critic": "distance"}, "opposite", 4.0),
         ({"skill_critic": "distance"}, "apart", 1.0), ({"compare": "expected"}, "centre", 4.0),
+        ({"compare": "expected", "feature_discount": 0.5, "shared_critics": True}, "apart", 4.0),
         ({"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True}, "centre", 0.5),
     ],
 )  # fmt: skip
@@ -195,12 +199,15 @@ def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones(shared):
 
 
 def test_the_spread_is_a_decayed_mean_over_updates():
+    """Of a first update with returns 10 apart, and a second with 20."""
     agent = make_agent()
-    update = jax.jit(agent.update)
-    state, first = update(agent.init(KEY), make_steps(agent), KEY)
-    close(state.target["spread"], 0.01 * first["train/spread"])
-    state, second = update(state, make_steps(agent), KEY)
-    close(state.target["spread"], 0.0099 * first["train/spread"] + 0.01 * second["train/spread"], rtol=1e-4)
+    agent.losses = lambda params, target, num_updates, steps, key: (
+        optax.tree.norm(params), {"train/spread": 10.0 * (1 + num_updates)}
+    )  # fmt: skip
+    state = agent.init(KEY)
+    for _ in range(2):
+        state, _ = agent.update(state, make_steps(agent), KEY)
+    close(state.target["spread"], 0.99 * (0.01 * 10) + 0.01 * 20)
 
 
 def test_distances_have_a_gradient_where_they_are_0():
@@ -210,28 +217,33 @@ def test_distances_have_a_gradient_where_they_are_0():
 
 
 def test_each_loss_teaches_its_own_network():
-    """The world model learns from what was lived alone: without its own loss it has no gradient at all."""
+    """With networks of which no output is 0, so that no gradient is 0 by chance; the world model has six losses."""
+    agent = make_agent(free_nats=0.0)
+    state, steps = agent.init(KEY), make_steps(agent)
+    leaves, structure = jax.tree.flatten(state.params)
+    keys = jax.random.split(KEY, len(leaves))
+    params = structure.unflatten([x + 0.3 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+    metrics = jax.jit(jax.jacobian(lambda params: agent.losses(params, state.target, 0, steps, KEY)[1]))(params)
+    learners = {name: taught(gradients) for name, gradients in metrics.items()}
+    for name in ("actor", "critic", "successor", "multiplier"):
+        assert learners.pop(f"loss/{name}") == {name}
+    assert [learners.pop(name) for name in sorted(learners) if name.startswith("model/")] == [{"model"}] * 6
+
+
+def test_an_actor_answers_for_what_its_actions_do_and_not_for_where_it_acts():
     agent = make_agent()
-    state = agent.init(KEY)
-    steps = make_steps(agent)
+    params, num = agent.init(KEY).params, 5
+    actor = jax.tree.map(lambda x: x + 0.3, params["actor"])
+    skill = jnp.linspace(-1.0, 1.0, num)[:, None]
 
-    def gradients(without: str) -> set[str]:
-        lived = agent.model.loss
+    def imagined(memory):
+        start = agent.model.initial(num)._replace(memory=memory)
+        return agent.imagine(params["model"], actor, start, skill, KEY)
 
-        def loss(params, steps, key):
-            total, latent, parts = lived(params, steps, key)
-            return 0.0 * total if without == "model" else total, latent, parts
-
-        agent.model.loss = loss
-        try:
-            gradients = jax.jit(jax.grad(agent.losses, has_aux=True))(state.params, state.target, 0, steps, KEY)[0]
-            return taught(gradients)
-        finally:
-            agent.model.loss = lived
-
-    everyone = {"model", "actor", "critic", "successor", "multiplier"}
-    assert gradients(without="") == everyone
-    assert gradients(without="model") == everyone - {"model"}
+    memory = jax.random.normal(KEY, (num, agent.config.memory_size))
+    assert not np.allclose(imagined(memory).action[0], imagined(-memory).action[0], atol=1e-3)
+    assert not np.any(jax.jacobian(lambda memory: imagined(memory).action.sum())(memory))
+    assert np.any(jax.jacobian(lambda memory: imagined(memory).vector[-1].sum())(memory))
 
 
 def test_actions_have_a_gradient_through_the_model():
@@ -326,12 +338,27 @@ def test_an_action_that_lasts_is_one_step_of_the_model():
             close(held.memory.vector, memory.memory.vector)
 
 
+@needs_two_devices
+def test_two_devices_do_what_one_does():
+    """Latent states, their sequences and what is learned from them are those of one device."""
+    agent = make_agent(steps_per_iteration=4, updates_per_iteration=2)
+    found = []
+    for devices in (jax.devices()[:1], jax.devices()[:2]):
+        trunk = Trunk(agent, agent.task, devices)
+        state = trunk.init(KEY)
+        for _ in range(3):
+            state, _, _ = trunk.iterate(state)
+        assert len(state.episodes.memory.memory.memory.sharding.device_set) == len(devices)
+        found.append(jax.device_get((state.agent, state.replay.storage, state.episodes)))
+    assert state.agent.num_updates == 4
+    assert_trees_close(*found, rtol=1e-3, atol=2e-5)
+
+
 @pytest.mark.slow
 def test_a_hundred_thousand_updates_stay_finite_and_leak_nothing():
-    from examples.stepping import stepping
-
+    """On a line where some episodes fall off an end and others reach the time limit."""
     config = dataclasses.replace(get_preset("qdac_mb", "debug").config, updates_per_iteration=200)
-    task = stepping()
+    task = line(episode_length=100)
     trunk = Trunk(QDACMB(config, task), task)
     state, process = trunk.init(KEY), psutil.Process()
     while (num_updates := int(state.agent.num_updates)) < 100_000:
@@ -349,6 +376,10 @@ def test_the_paper_preset_is_the_papers_table():
     assert (config.num_envs, config.discount, config.return_mix) == (16, 0.997, 0.95)
     assert config.num_envs * config.steps_per_iteration / config.updates_per_iteration == 32
     assert (config.head_sizes, config.multiplier_sizes, config.replay_size) == ((512, 512), (8,), 1_000_000)
+    assert (config.memory_size, config.latents, config.classes, config.model_width) == (512, 32, 32, 512)
+    assert (config.encoder_sizes, config.num_bins, config.unimix, config.free_nats) == ((1024,) * 5, 255, 0.01, 1.0)
+    assert (config.dynamics_scale, config.representation_scale, config.num_starts) == (0.5, 0.1, 0)
+    assert (config.model_learning_rate, config.learning_rate, config.entropy_scale) == (1e-4, 3e-5, 3e-4)
 
 
 @pytest.mark.parametrize(
