@@ -4,9 +4,10 @@ From states s that the world model (world_model.py) has followed, one uniform sk
 with actions of the policy, and the actor maximises, by gradients through the model, the sum over those steps,
 each weighted by gamma and the chance to live it, of
 
-    (1 - lambda(z)) V_l(s_t,z)  -  lambda(z) || (1 - gamma) psi_l(s_t,z) - z ||  +  eta H[pi(.|s_t,z)]
+    (1 - lambda(z)) V_l(s_t,z) / S  -  lambda(z) || (1 - gamma) psi_l(s_t,z) - z ||  +  eta H[pi(.|s_t,z)]
 
-where V_l and psi_l are the lambda-returns of value and successor features, which both critics are trained towards.
+where V_l and psi_l are the lambda-returns of value and successor features, which both critics are trained towards, and
+S is the spread of returns (1 in the paper).
 The critics are distributional, and of averages: (1 - gamma) V and (1 - gamma) psi. What is not about imagination is
 in skills.py, the ablations too; every choice that the paper leaves open has its reason in docs/deviations.md.
 """
@@ -377,6 +378,7 @@ LAPTOP = Config(
     steps_per_iteration=4,
     updates_per_iteration=128,
     action_repeat=None,
+    replay_size=300_000,
     warmup_steps=8_192,
     memory_size=128,
     latents=16,
