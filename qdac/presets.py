@@ -23,5 +23,6 @@ OF_TASKS: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
             "noise_updates": 1, "eval_interval": 1_000_000,
         },
     },
+    ("qdac_mb", "laptop"): {"humanoid_jump": {"steps_per_iteration": 16, "feature_scale": 20.0}},
 }  # fmt: skip
 """(algorithm, preset) -> task -> fields of the run or of the algorithm."""
