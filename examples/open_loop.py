@@ -73,7 +73,10 @@ def foretell(agent: QDACMB, model: dict, steps: Sequences) -> tuple[jax.Array, j
 
 
 def main(run: str, picture: str = "open_loop.png") -> None:
-    policy = qdac.load(run)
+    try:
+        policy = qdac.load(run)
+    except qdac.UserError as error:
+        sys.exit(str(error))
     agent = policy.policy
     if not isinstance(agent, QDACMB):
         sys.exit(f"expected a run of qdac_mb, which has a world model, got one of {policy.origin['algo']}")

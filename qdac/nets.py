@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from qdac.errors import UserError
 from qdac.types import Array
 
 MIN_STD = 1e-3
 MLPParams = list[dict[str, Array]]
+
+
+def check_widths(config: Any, *names: str) -> None:
+    """Raises a UserError unless each of these fields names at least one hidden layer, of one unit or more."""
+    for name in names:
+        if min(getattr(config, name), default=0) < 1:
+            raise UserError(f"{name} should be positive widths, got {getattr(config, name)}")
 
 
 def init_mlp(

@@ -1,6 +1,6 @@
 """What a preset has otherwise for single tasks: the only place that names an algorithm and a task together.
 
-Each entry was measured on its task (docs/recipe.md) and tried on no other.
+Each entry was measured on its task (docs/recipe.md) and tried on no other; an ablation has that of its algorithm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ OF_TASKS: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
             "noise_updates": 1, "eval_interval": 1_000_000,
         },
     },
-    ("qdac_mb", "laptop"): {"humanoid_jump": {"steps_per_iteration": 16, "feature_scale": 20.0}},
+    **{
+        (algo, "laptop"): {"humanoid_jump": {"steps_per_iteration": 16, "feature_scale": 20.0}}
+        for algo in ("qdac_mb", "no_sf_mb", "fixed_lambda_mb", "uvfa_mb")
+    },
 }  # fmt: skip
 """(algorithm, preset) -> task -> fields of the run or of the algorithm."""

@@ -11,13 +11,15 @@ import numpy as np
 import optax
 import psutil
 import pytest
-from probes import always, assert_trees_close, clock_task, close, needs_two_devices, taught
+from probes import always, assert_trees_close, clock_task, close, dial_task, needs_two_devices, taught
 from tiny_tasks import line
 
-from qdac.agents import get_preset
+from qdac.agents import ALGORITHMS, get_preset
 from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns
+from qdac.config import default_config
 from qdac.errors import UserError
-from qdac.replay import Sequences
+from qdac.replay import Sequences, sample_sequences
+from qdac.tasks.locomotion import SPECS
 from qdac.trunk import Trunk
 from qdac.twohot import symlog
 
@@ -79,20 +81,21 @@ REWARD, FEATURE, GOES_ON, VALUE, PSI, LOGIT = 2.0, 0.5, 0.75, 1.5, -0.25, 1.0
 STD = 0.1 + 0.9 / (1 + np.exp(-2.0))
 
 
+def certain(agent: QDACMB, *numbers: float) -> np.ndarray:
+    """Returns logits of distributions that stand for these numbers and no others, one after the other."""
+    return np.log(np.asarray(agent.bins.two_hot(jnp.array(numbers))) + 1e-20).reshape(-1)
+
+
 def known(agent: QDACMB) -> dict[str, Any]:
     """Returns parameters with which model, critics, policy and multiplier say the same of every state and skill."""
     params = agent.init(KEY).params
-
-    def certain(*numbers: float) -> np.ndarray:
-        return np.log(np.asarray(agent.bins.two_hot(jnp.array(numbers))) + 1e-20).reshape(-1)
-
     model = params["model"]
-    model["feature"] = always(model["feature"], certain(FEATURE))
-    model["outcome"] = always(model["outcome"], [*certain(REWARD), np.log(GOES_ON / (1 - GOES_ON))])
+    model["feature"] = always(model["feature"], certain(agent, FEATURE))
+    model["outcome"] = always(model["outcome"], [*certain(agent, REWARD), np.log(GOES_ON / (1 - GOES_ON))])
     psi = (PSI,) * agent.skill_outputs
     outputs = [(VALUE, *psi)] if agent.config.shared_critics else [(VALUE,), psi]
     for name, numbers in zip(agent.critic_names, outputs, strict=True):
-        params[name] = always(params[name], certain(*numbers))
+        params[name] = always(params[name], certain(agent, *numbers))
     params["actor"] = always(params["actor"], 0.0)
     if "multiplier" in params:
         params["multiplier"] = always(params["multiplier"], LOGIT)
@@ -107,7 +110,7 @@ def by_hand(
     psi_now = np.abs(FEATURE - z) if is_sum else np.full_like(z, FEATURE)
     farthest = np.where(z > 0, -1.0, 1.0) if death == "opposite" else np.zeros_like(z)
     psi_end = np.abs(farthest - z) if is_sum else farthest
-    if death == "apart":
+    if death in ("apart", "lived"):
         psi_end = np.full_like(z, 2.0) if is_sum else z
 
     def averages(now: float, then: float, end: float, gamma: float = GAMMA) -> np.ndarray:
@@ -116,8 +119,9 @@ def by_hand(
     value = np.stack([averages(REWARD, VALUE, 0.0) for _ in z], 1) / (1 - GAMMA)
     gamma = GAMMA if is_sum else feature_gamma
     psi = np.stack([averages(now, PSI, end, gamma) for now, end in zip(psi_now, psi_end, strict=True)], 1)
-    gone = averages(0.0, PSI, 2.0)[:, None] if death == "apart" else 0.0
-    average = psi if is_sum else np.abs(psi - z) + gone
+    gone = averages(0.0, PSI, 2.0)[:, None] if death in ("apart", "lived") else 0.0
+    share = averages(0.0, PSI, 1.0, gamma)[:, None] if death == "lived" else 0.0
+    average = psi if is_sum else np.abs(psi - z) * (1 + share / np.maximum(1 - share, 0.1)) + gone
     distance = psi / (1 - GAMMA) if is_sum else average
     if is_expected:  # What the critic says, and the way to or from the skill, and to or from death, along its slope.
         expected_gone = PSI if death == "apart" else 0.0
@@ -135,6 +139,7 @@ def by_hand(
         ({"skill_critic": "distance"}, "apart", 1.0), ({"compare": "expected"}, "centre", 4.0),
         ({"compare": "expected", "feature_discount": 0.5, "shared_critics": True}, "apart", 4.0),
         ({"skill_critic": "distance", "multiplier": 0.66, "shared_critics": True}, "centre", 0.5),
+        ({"feature_discount": 0.5}, "lived", 1.0),
     ],
 )  # fmt: skip
 def test_losses_by_hand(fields, death, spread):
@@ -156,6 +161,8 @@ def test_losses_by_hand(fields, death, spread):
     objective = (1 - multiplier) * numbers["value"] / scale - multiplier * numbers["distance"] + 0.1 * entropy
     close(metrics["loss/actor"], -(weight * objective).mean(), rtol=1e-4)
     close(metrics["train/value"], numbers["value"].mean(), rtol=1e-4)
+    if "skill_critic" not in fields:
+        close(metrics["train/spread"], np.diff(np.percentile(numbers["value"], [5, 95]))[0], rtol=1e-4)
     close(metrics["train/expected_distance"], numbers["skill_distance"].mean(), rtol=1e-4)
     is_violated = numbers["skill_distance"] > 0.25
     if "multiplier" in fields:
@@ -247,14 +254,25 @@ def test_an_actor_answers_for_what_its_actions_do_and_not_for_where_it_acts():
 
 
 def test_actions_have_a_gradient_through_the_model():
-    """The feature that is foretold depends on the state alone: only through the dynamics can an actor change it."""
-    agent = make_agent(multiplier=1.0, entropy_scale=0.0)
-    params = agent.init(KEY).params
-    head = params["model"]["feature"]
-    head[-1]["kernel"] = jax.random.normal(KEY, head[-1]["kernel"].shape)
-    target = {name: params[name] for name in agent.critic_names} | {"spread": 1.0}
-    gradient = jax.grad(lambda params: agent.losses(params, target, 0, make_steps(agent), KEY)[1]["loss/actor"])(params)
-    assert taught(gradient) == {"actor"}
+    """The feature that is foretold depends on the state alone: only through the dynamics can an actor change it.
+
+    Where rollouts and what the critic expects of them are on one side of all skills, both have the same gradient.
+    """
+    gradients = []
+    for compare in ("imagined", "expected"):
+        agent = make_agent(multiplier=1.0, entropy_scale=0.0, compare=compare)
+        params = known(agent)
+        head = params["model"]["feature"]
+        head[-1]["kernel"] = 0.1 * jax.random.normal(KEY, head[-1]["kernel"].shape)
+        params["successor"] = always(params["successor"], certain(agent, -9.0))
+        target = {name: params[name] for name in agent.critic_names} | {"spread": 1.0}
+
+        def loss(params, agent=agent, target=target):
+            return agent.losses(params, target, 0, make_steps(agent), KEY)[1]["loss/actor"]
+
+        gradients.append(jax.grad(loss)(params))
+        assert taught(gradients[-1]) == {"actor"}
+    assert_trees_close(*gradients, rtol=1e-3, atol=1e-7)
 
 
 def test_observations_are_scaled_by_the_moments_of_what_was_seen():
@@ -338,6 +356,23 @@ def test_an_action_that_lasts_is_one_step_of_the_model():
             close(held.memory.vector, memory.memory.vector)
 
 
+def test_collecting_remembers_what_was_done():
+    """Over the end of an episode: the memory is that of the stored steps, noise in the actions and all."""
+    config = make_agent(num_envs=4, batch_size=4, steps_per_iteration=8, warmup_steps=32, uniform_warmup=False).config
+    agent = QDACMB(config, dial_task(episode_length=5))
+    agent.model.noise = lambda key, *shape: None
+    trunk = Trunk(agent, agent.task, jax.devices()[:1])
+    state, _, _ = trunk.iterate(trunk.init(KEY))
+    steps = sample_sequences(state.replay, KEY, num=4, length=8)
+    np.testing.assert_array_equal(steps.is_first, [[1, 0, 0, 0, 0, 1, 0, 0]] * 4)
+    params = state.agent.params["model"]
+    latent, _ = agent.model.follow(params, steps._replace(obs=symlog(steps.obs)), KEY)
+    held = state.episodes.memory
+    close(held.memory.vector, latent.vector[:, -1], atol=1e-5)
+    close(held.action, steps.action[:, -1])
+    assert np.std(steps.action) > 0.1
+
+
 @needs_two_devices
 def test_two_devices_do_what_one_does():
     """Latent states, their sequences and what is learned from them are those of one device."""
@@ -370,7 +405,7 @@ def test_a_hundred_thousand_updates_stay_finite_and_leak_nothing():
     assert process.memory_info().rss < resident + 50e6
 
 
-def test_the_paper_preset_is_the_papers_table():
+def test_the_paper_preset_is_the_papers_table_or_its_codes():
     config = get_preset("qdac_mb", "paper").config
     assert config.batch_size * config.sequence_length == 1024 and config.horizon == 15
     assert (config.num_envs, config.discount, config.return_mix) == (16, 0.997, 0.95)
@@ -380,6 +415,20 @@ def test_the_paper_preset_is_the_papers_table():
     assert (config.encoder_sizes, config.num_bins, config.unimix, config.free_nats) == ((1024,) * 5, 255, 0.01, 1.0)
     assert (config.dynamics_scale, config.representation_scale, config.num_starts) == (0.5, 0.1, 0)
     assert (config.model_learning_rate, config.learning_rate, config.entropy_scale) == (1e-4, 3e-5, 3e-4)
+    assert (config.multiplier_learning_rate, config.target_rate, config.max_gradient_norm) == (3e-5, 0.02, 100.0)
+
+
+@pytest.mark.parametrize("algo", ["qdac", "qdac_mb"])
+@pytest.mark.parametrize("task", [*SPECS, "my_module:my_task"])
+def test_an_ablation_differs_in_its_fields_alone(algo, task):
+    """With every preset, and what a preset has otherwise for the task."""
+    suffix = algo.removeprefix("qdac")
+    for preset in ALGORITHMS[algo].presets:
+        whole = default_config(algo, task, preset)
+        for ablation in ("no_sf", "fixed_lambda", "uvfa"):
+            name = ablation + suffix
+            agent = dataclasses.replace(whole.agent, **ALGORITHMS[name].fields)
+            assert default_config(name, task, preset) == dataclasses.replace(whole, algo=name, agent=agent)
 
 
 @pytest.mark.parametrize(
@@ -389,6 +438,10 @@ def test_the_paper_preset_is_the_papers_table():
         ({"return_mix": 1.5}, "return_mix should be in [0, 1], got 1.5"),
         ({"classes": 1}, "classes should be at least 2, got 1"),
         ({"skill_steps": 100}, "skill_steps should be 0, got 100"),
+        ({"multiplier_sizes": (0,)}, "multiplier_sizes should be positive widths, got (0,)"),
+        ({"encoder_sizes": ()}, "encoder_sizes should be positive widths, got ()"),
+        ({"sequence_length": 1}, "sequence_length should be at least 2, for one step to follow, got 1"),
+        ({"bin_limit": 100.0}, "bin_limit should be above 0 and at most 80, or bins overflow, got 100.0"),
         ({"multiplier": 2.0}, "multiplier should be in [0, 1]"),
         ({"sequence_length": 64, "warmup_steps": 0}, "warmup_steps should be at least 248, to fill a window of 64"),
     ],

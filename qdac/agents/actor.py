@@ -43,8 +43,7 @@ class ActorConfig(TrunkConfig):
             raise UserError(f"max_gradient_norm should not be negative, got {self.max_gradient_norm}")
         if not 0 < self.actor_average_rate <= 1:
             raise UserError(f"actor_average_rate should be in (0, 1], got {self.actor_average_rate}")
-        if not self.hidden_sizes or min(self.hidden_sizes) < 1:
-            raise UserError(f"hidden_sizes should be positive widths, got {self.hidden_sizes}")
+        nets.check_widths(self, "hidden_sizes")
         check_schedule(self, "final_learning_rate", "learning_rate_updates")
         super().__post_init__()
 

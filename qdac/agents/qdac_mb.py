@@ -87,9 +87,12 @@ class Config(SkillConfig, ModelConfig):
     """Widths of the hidden layers of the multiplier, which sees the skill only."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "sequence_length", "model_learning_rate", "learning_rate", "multiplier_learning_rate"):
+        for name in ("horizon", "model_learning_rate", "learning_rate", "multiplier_learning_rate"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        if self.sequence_length < 2:
+            raise UserError(f"sequence_length should be at least 2, for one step to follow, got {self.sequence_length}")
+        nets.check_widths(self, "multiplier_sizes")
         for name in ("entropy_scale", "max_gradient_norm", "slow_scale"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")

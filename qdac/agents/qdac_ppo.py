@@ -88,8 +88,7 @@ class Config(SkillConfig, ActorConfig):
         for name in ("entropy_bonus", "step_reward_weight"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")
-        if not self.multiplier_sizes or min(self.multiplier_sizes) < 1:
-            raise UserError(f"multiplier_sizes should be positive widths, got {self.multiplier_sizes}")
+        nets.check_widths(self, "multiplier_sizes")
 
     @property
     def window(self) -> int:

@@ -29,7 +29,7 @@ from qdac.types import Array, Params
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and losses of the world model; the defaults are those of the paper's code."""
+    """Sizes and losses of the world model; the defaults are those of the paper's code, but for the bins' range."""
 
     memory_size: int = 512
     """Width of the GRU's state."""
@@ -59,15 +59,15 @@ class ModelConfig:
     """Weight of the loss of the features, a few numbers beside the many of an observation."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_size", "latents", "model_width", "bin_limit"):
+        for name in ("memory_size", "latents", "model_width"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} should be positive, got {getattr(self, name)}")
+        if not 0 < self.bin_limit <= 80:
+            raise UserError(f"bin_limit should be above 0 and at most 80, or bins overflow, got {self.bin_limit}")
         for name in ("classes", "num_bins"):
             if getattr(self, name) < 2:
                 raise UserError(f"{name} should be at least 2, got {getattr(self, name)}")
-        for name in ("encoder_sizes", "head_sizes"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise UserError(f"{name} should be positive widths, got {getattr(self, name)}")
+        nets.check_widths(self, "encoder_sizes", "head_sizes")
         for name in ("free_nats", "dynamics_scale", "representation_scale", "feature_scale"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"{name} should not be negative, got {getattr(self, name)}")

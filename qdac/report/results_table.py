@@ -34,7 +34,7 @@ TARGETS = {
     "humanoid_angle": Target(0.80, 4000.0),
     "humanoid_jump": Target(0.40, 2000.0),
 }
-FORMS_OF_QDAC = ("qdac", "qdac_ppo")
+FORMS_OF_QDAC = ("qdac", "qdac_ppo", "qdac_mb")
 """What the targets are for."""
 COLUMNS = (
     "task", "algorithm", "seed", "minutes", "env steps", "updates", "rollouts", "achieved", "performance score",
