@@ -61,7 +61,7 @@ def test_imagination_is_lived_once():
     """The model is learned from each step of the sequences. In imagination its networks, and the critics as judges,
     pass forward, and back to the action; actor and critics are learned, and the slow critics are asked once.
 
-    Critics see the last state too. Where they are learned, encoder, actor and critics pass nothing back to their inputs.
+    Critics see the last state too. What is learned of encoder, actor and critics passes nothing back to their inputs.
     """
     agent = make_agent("qdac_mb")
     config = agent.config
