@@ -15,7 +15,7 @@ from probes import always, assert_trees_close, clock_task, close, dial_task, nee
 from tiny_tasks import line
 
 from qdac.agents import ALGORITHMS, get_preset
-from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns
+from qdac.agents.qdac_mb import QDACMB, Config, lambda_returns, spread
 from qdac.config import default_config
 from qdac.errors import UserError
 from qdac.replay import Sequences, sample_sequences
@@ -203,6 +203,10 @@ def test_critics_learn_the_lambda_returns_and_stay_near_the_slow_ones(shared):
     near_slow = cross_entropy(float(agent.bins.mean(jnp.array(slow_lean))))
     close(metrics["loss/critic"], (weight * (cross_entropy(returns) + near_slow)).mean(), rtol=1e-4)
     close(metrics["loss/successor"], (weight * (cross_entropy(features) + near_slow)).mean(), rtol=1e-4)
+
+
+def test_the_spread_leaves_out_a_twentieth_at_either_end():
+    close(spread(jnp.arange(101.0).at[100].set(1e6)), 90.0)
 
 
 def test_the_spread_is_a_decayed_mean_over_updates():

@@ -147,6 +147,12 @@ def lambda_returns(
     return jax.lax.scan(one_step, next_average[-1], steps, reverse=True)[1]
 
 
+def spread(returns: Array) -> Array:
+    """Returns how far the 5th and the 95th of a hundred returns are apart."""
+    low, high = jnp.percentile(returns, jnp.array([5.0, 95.0]))
+    return high - low
+
+
 class QDACMB(SkillObjective):
     """The algorithm for one task: an agent of the trunk that is also its `Policy`."""
 
@@ -357,7 +363,7 @@ class QDACMB(SkillObjective):
             **of_multiplier,
         }
         if self.divides_returns:
-            metrics["train/spread"] = jnp.diff(jnp.percentile(value, jnp.array([5.0, 95.0])))[0]
+            metrics["train/spread"] = spread(value)
         return loss_model + loss_critic + loss_successor + loss_actor + loss_multiplier, metrics
 
     def update(self, state: State, steps: Sequences, key: Array) -> tuple[State, dict[str, Array]]:
