@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import tiny
 import qdac
 from qdac.agents import ALGORITHMS
 from qdac.archive import load_archive
+from qdac.config import default_config
 from qdac.elites import evaluate_elites, open_elites
 from qdac.evaluation import save_evaluation
 from qdac.explore import catalogue
 from qdac.report.build import write_report
+from qdac.tasks.locomotion import SPECS
 
 TASKS = ("tiny_tasks:line", "tiny_tasks:compass", tiny.TASK)
 FIELDS = tiny.FIELDS | {"steps": 80, "eval_interval": 64, "eval_skills": 8}
@@ -64,6 +67,19 @@ def test_every_algorithm_on_every_space(algo, task, tmp_path, monkeypatch):
 
     if not policy.policy.commands.are_skills:
         check_archive(run, stopped)
+
+
+@pytest.mark.parametrize("algo", ["qdac", "qdac_mb"])
+@pytest.mark.parametrize("task", [*SPECS, "my_module:my_task"])
+def test_an_ablation_differs_in_its_fields_alone(algo, task):
+    """With every preset, and what a preset has otherwise for the task."""
+    suffix = algo.removeprefix("qdac")
+    for preset in ALGORITHMS[algo].presets:
+        whole = default_config(algo, task, preset)
+        for ablation in ("no_sf", "fixed_lambda", "uvfa"):
+            name = ablation + suffix
+            agent = dataclasses.replace(whole.agent, **ALGORITHMS[name].fields)
+            assert default_config(name, task, preset) == dataclasses.replace(whole, algo=name, agent=agent)
 
 
 def check_archive(run: Path, stopped: Path) -> None:
